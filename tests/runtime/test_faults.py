@@ -224,35 +224,26 @@ def test_what_a_task_reaches_is_read_only(threads, small):
 # -- clients -------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_is_connected_again_keeps_its_session(cluster_of, small, check_orders, check_ids, eventually):
-    with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
-        check_orders(shuffler, 1)
-        first = client.scheduler_comm
-        client.loop.add_callback(client.scheduler_comm.comm.abort)
-        eventually(lambda: client.status == "running" and client.scheduler_comm not in (None, first))
-        check_orders(shuffler, 2)
-
-
-def test_a_client_that_connects_again_before_the_old_connection_ends_keeps_its_session(
-    cluster_of, small, check_orders, eventually
-):
-    """Dask then removes the new connection as if the client had left, and the client connects once more."""
+@pytest.mark.parametrize("overtakes", [False, True])
+def test_a_client_that_is_connected_again_keeps_its_session(cluster_of, small, check_orders, eventually, overtakes):
+    """If it connects before the old connection ends, Dask removes it as if it had left, and it connects once more."""
 
     async def overtake(client):
         """Connect again, as the client does itself, while the scheduler still serves the first connection."""
         comm = await connect(client.scheduler.address)
         await comm.write({"op": "register-client", "client": client.id, "reply": False, "versions": get_versions()})
         await comm.read()
-        client.scheduler_comm.comm.abort()
 
     def connections(dask_scheduler):
         return dask_scheduler._client_connections_added_total
 
     with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
         check_orders(shuffler, 1)
-        before = client.run_on_scheduler(connections)
-        client.sync(overtake, client)
-        eventually(lambda: client.status == "running" and client.run_on_scheduler(connections) == before + 2)
+        expected = client.run_on_scheduler(connections) + 1 + overtakes
+        if overtakes:
+            client.sync(overtake, client)
+        client.loop.add_callback(client.scheduler_comm.comm.abort)
+        eventually(lambda: client.status == "running" and client.run_on_scheduler(connections) == expected)
         check_orders(shuffler, 2)
 
 

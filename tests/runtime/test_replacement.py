@@ -310,8 +310,7 @@ def test_states_are_taken_while_a_worker_is_replaced(cluster, small, within, eve
         assert sum(shuffler.state_dict()["trained"][0]) == 1000
 
 
-@pytest.mark.parametrize("on_loss", ["replace", "raise"])
-def test_a_worker_that_is_lost_while_a_session_opens_comes_back(cluster, small, checked, within, on_loss):
+def test_a_worker_that_is_lost_while_a_session_opens_is_an_error(cluster, small, checked, within):
     cluster.wait_for_workers(3)
     with Shuffler(cluster, small) as shuffler:  # installs the plugin
         address = shuffler.addresses[1]
@@ -323,11 +322,9 @@ def test_a_worker_that_is_lost_while_a_session_opens_comes_back(cluster, small, 
         dask_worker.handlers["dshuffle_open"] = die
 
     cluster.run(die_when_a_session_opens, workers=[address])
-    if on_loss == "raise":
-        with pytest.raises(WorkerLost):
-            within(20, lambda: Shuffler(cluster, small, on_loss=on_loss))
-        return
-    with within(60, lambda: Shuffler(cluster, small, on_loss=on_loss)) as shuffler:
+    with pytest.raises(WorkerLost):
+        within(20, lambda: Shuffler(cluster, small))
+    with within(60, lambda: Shuffler(cluster, small, min_workers=3)) as shuffler:
         assert shuffler.n_workers == 3
         for epoch in shuffler.epochs(2):
             assert np.array_equal(np.sort(np.concatenate(cluster.gather(epoch.map(checked)))), np.arange(1000))

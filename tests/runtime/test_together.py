@@ -303,25 +303,10 @@ def test_a_call_that_failed_in_all_restarts_does_not_end_the_epoch(threads, smal
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("on_loss", ["raise", "replace"])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_worker_is_killed_while_others_wait_for_it(new_processes, small, within, lost):
-    def dies(partition, group):
-        group.mean(np.ones(2))
-        if group.rank == lost:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return group.mean(np.ones(2))
-
-    with new_processes(3) as cluster, Client(cluster) as client, Shuffler(client, small, on_loss="raise") as shuffler:
-        epoch = next(shuffler.epochs(2))
-        with pytest.raises(WorkerLost, match=f"rank {lost}"):
-            within(60, lambda: epoch.together(dies))
-        epoch.accept()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("lost", [0, 1])
-def test_after_a_worker_was_replaced_all_ranks_start_again(new_processes, small, within, tmp_path, lost):
+def test_a_worker_is_killed_while_others_wait_for_it(new_processes, small, within, tmp_path, lost, on_loss):
+    """All ranks start again if it is replaced. Nobody may wait for a connection to the worker that is gone."""
     died = tmp_path / "died"
 
     def dies_once(partition, group):
@@ -331,13 +316,17 @@ def test_after_a_worker_was_replaced_all_ranks_start_again(new_processes, small,
             os.kill(os.getpid(), signal.SIGKILL)
         return first + group.mean(np.ones(2))
 
-    # Nobody may wait for a connection to the worker that is gone.
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "10m"}),
         new_processes(3) as cluster,
         Client(cluster) as client,
-        Shuffler(client, small) as shuffler,
+        Shuffler(client, small, on_loss=on_loss) as shuffler,
     ):
+        if on_loss == "raise":
+            epoch = next(shuffler.epochs(2))
+            with pytest.raises(WorkerLost, match=f"rank {lost}"):
+                within(60, lambda: epoch.together(dies_once))
+            return epoch.accept()
         for epoch in shuffler.epochs(2):
             means = within(60, lambda epoch=epoch: epoch.together(dies_once))
             assert [mean.tolist() for mean in means] == [[1000 / 3 + 1] * 2] * 3

@@ -101,21 +101,24 @@ def test_a_worker_retires(cluster_of, small, check_ids, sessions_left):
         assert sessions_left(client) == (1, 2), "partitions stay for a session that may follow"
 
 
+@pytest.mark.parametrize("how", ["restarts", "goes away"])
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_cluster_is_restarted(new_processes, small, check_ids, check_orders, sessions_left, within, busy):
+def test_the_cluster(new_processes, small, check_ids, check_orders, sessions_left, within, busy, how):
     with new_processes(2) as cluster, Client(cluster) as client:
         shuffler = Shuffler(client, small)
         epochs = shuffler.epochs(3)
         futures = next(epochs).map((lambda partition: time.sleep(60)) if busy else check_ids)
         if not busy:
             client.gather(futures)
-        client.restart()
-        with pytest.raises(ClusterError, match="restarted"):
+        client.restart() if how == "restarts" else cluster.close()
+        with pytest.raises(ClusterError, match="restarted" if how == "restarts" else ""):
             within(20, lambda: next(epochs))
         within(20, shuffler.close)
-        assert sessions_left(client) == (0, 0)
-        with Shuffler(client, small) as shuffler:
-            check_orders(shuffler, 2)
+        within(20, shuffler.close)
+        if how == "restarts":
+            assert sessions_left(client) == (0, 0)
+            with Shuffler(client, small) as shuffler:
+                check_orders(shuffler, 2)
 
 
 def test_the_client_goes_away_without_closing(processes, small, check_ids, sessions_left, eventually):
@@ -128,18 +131,3 @@ def test_the_client_goes_away_without_closing(processes, small, check_ids, sessi
     shuffler.close()
     with pytest.raises(ClusterError, match="closed"):
         next(shuffler.epochs(1))
-
-
-@pytest.mark.parametrize("busy", [False, True])
-def test_the_cluster_goes_away(cluster_of, small, check_ids, within, busy):
-    with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client:
-        shuffler = Shuffler(client, small)
-        epochs = shuffler.epochs(3)
-        futures = next(epochs).map((lambda partition: time.sleep(3)) if busy else check_ids)
-        if not busy:
-            client.gather(futures)
-        cluster.close()
-        with pytest.raises(ClusterError):
-            within(20, lambda: next(epochs))
-        within(20, shuffler.close)
-        within(20, shuffler.close)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import os
@@ -27,7 +26,6 @@ from dshuffle.runtime.client.cluster_view import (
     limit_of,
     resolved_choice,
     wait_for_workers,
-    workers_of,
 )
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.messages import (
@@ -303,12 +301,8 @@ class OpenSession(SessionClient):
 
     def __init__(self, client: Client, request: SessionRequest, silence: Silence | None = None) -> None:
         super().__init__(client, request.session_id, silence)
-        self.request, attempts_left = request, ATTEMPTS
-        # An elastic session gets the others later. All may be paused at this moment.
-        least = request.options.min_workers
-        n_workers = 0 if request.options.elastic else len(workers_of(client, request.choice, running=True))
-        while True:
-            attempts_left -= 1
+        self.request = request
+        for attempts_left in reversed(range(ATTEMPTS)):
             try:
                 opened = self._open()
                 break
@@ -318,28 +312,15 @@ class OpenSession(SessionClient):
                 keeps = request.kept_as is not None and request.former is None and self.request.reads_kept
                 if not attempts_left or not (error.transient or keeps):
                     raise
-                self.request = dataclasses.replace(request, reads_kept=error.transient)
-            except WorkerLost as error:  # if it follows another session, its Membership opens it again
-                if not attempts_left or request.former is not None or request.options.on_loss == "raise":
-                    raise
-                logger.warning("dshuffle: the session is opened again: %s", what_happened(error))
-                with contextlib.suppress(ClusterError):  # a lost worker may come back
-                    self.wait_for(max(n_workers, least))
-                self.wait_for(least, 0)
-            self.session_id = new_id()  # the scheduler has closed the session with the old one
-            self.request = dataclasses.replace(self.request, session_id=self.session_id)
+                # The scheduler has closed the session with the old id.
+                self.session_id = new_id()
+                self.request = dataclasses.replace(request, reads_kept=error.transient, session_id=self.session_id)
         if opened.left_out:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened.left_out))
         if opened.too_few_files:
             logger.warning("dshuffle: %s", opened.too_few_files)
         self.addresses, self.history, self._server_role = opened.addresses, opened.history, opened.server
         self.n_workers = self.history.n_workers
-
-    def wait_for(self, n_workers: int, patience: float | None = None) -> None:
-        """Wait until the cluster has so many workers for the session, by default as long as for a replacement."""
-        request, limit = self.request, "dshuffle.replacement-timeout"
-        seconds = request.settings.replacement_timeout if patience is None else patience
-        wait_for_workers(self.client, n_workers, seconds, limit=limit, choice=request.choice)
 
     def _open(self) -> OpenedSession:
         try:
@@ -566,7 +547,10 @@ class Membership:
         return dataclasses.replace(exchange, training_before=training)
 
     def _open_successor(self, start: Remainder) -> OpenSession:
-        self.current.wait_for(self.current.request.options.min_workers)
+        request = self.current.request
+        seconds, limit = request.settings.replacement_timeout, "dshuffle.replacement-timeout"
+        least = request.options.min_workers
+        wait_for_workers(self.current.client, least, seconds, limit=limit, choice=request.choice)
         try:
             return self.current.successor(start)
         except CacheBudgetError:  # the partitions of this session take the memory, so the dataset is read again
