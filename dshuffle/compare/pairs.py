@@ -20,7 +20,7 @@ from dshuffle.compare.ways import Way
 from dshuffle.errors import DShuffleError, InvalidParameter, TrainingDiverged, what_happened
 from dshuffle.noninferiority import ERROR_RATE, Margin, PairedRuns, PairedTest, holm
 from dshuffle.planning import Choices
-from dshuffle.runtime.client.retries import LOSSES
+from dshuffle.runtime.client.shuffler import LOSSES
 from dshuffle.store import Dataset
 from dshuffle.training import CONSTANT, Schedule, fit_linear_regression, rmse_on
 

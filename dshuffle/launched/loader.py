@@ -27,7 +27,7 @@ from dshuffle.launched.rank import CLOSE_WITHIN, Rank, other_process
 from dshuffle.planning.batching import MODES, UNEVEN, Batching
 from dshuffle.runtime import Partition, Shuffler
 from dshuffle.runtime.client.checkpoints import Checkpoint
-from dshuffle.runtime.client.retries import new_or_resumed
+from dshuffle.runtime.client.shuffler import new_or_resumed
 from dshuffle.runtime.settings import as_seconds
 from dshuffle.runtime.worker.worker_plugin import partition_on
 from dshuffle.store import Dataset, as_dataset

@@ -65,6 +65,15 @@ def counts(results, epoch):
     return Counter(itertools.chain.from_iterable(rank.get(epoch, []) for rank in results))
 
 
+def torchrun(folder: Path, script: str, *arguments: object, options: tuple[str, ...] = ("--nproc-per-node", "2")):
+    """Run a script under torchrun."""
+    (folder / "train.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, "train.py"]
+    command += map(str, arguments)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, cwd=folder)
+
+
 class Model:
     """A model that has seen some samples."""
 

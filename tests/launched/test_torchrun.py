@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections import Counter
 from unittest.mock import MagicMock
 
@@ -13,6 +10,8 @@ import numpy as np
 import pytest
 
 import dshuffle
+
+from .conftest import torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -58,14 +57,6 @@ dist.destroy_process_group()
 with open(f"{folder}/done-{attempt}-{rank}", "w") as file:
     file.write("done")
 """
-
-
-def torchrun(tmp_path, script, *arguments, options=("--nproc-per-node", "2"), seconds=400):
-    path = tmp_path / "train.py"
-    path.write_text(script)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, str(path), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, cwd=tmp_path)
 
 
 def counts(folder, epoch):
