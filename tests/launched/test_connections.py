@@ -346,11 +346,12 @@ def test_secrets_that_are_missing_or_short(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.delenv(VARIABLE, raising=False)
+    assert job_scheme(PLACE, 4000)  # a file in the folder for temporary files
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
     with pytest.raises(ClusterError) as error:
         job_scheme(Place(0, 2, 1, "node7", ""), 4000)
     assert "there is no secret for the ranks of the job, because" in str(error.value)
     assert f"Set {VARIABLE} to the same 16 or more random characters on all ranks" in str(error.value)
-    assert job_scheme(PLACE, 4000)  # a file in the folder for temporary files
     monkeypatch.setenv(VARIABLE, "short")
     with pytest.raises(InvalidParameter, match="it has fewer than 16 characters") as error:
         job_scheme(PLACE, 4000)

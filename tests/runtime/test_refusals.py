@@ -205,22 +205,6 @@ def test_the_dataset_is_gone_before_an_epoch_that_reads_it_again(threads, small,
     assert [record.epoch for record in shuffler.records] == [0, 1, 2, 3]
 
 
-def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, check_ids, check_orders):
-    chunk = chunk_files(small, "y")[0]
-    good = chunk.read_bytes()
-    with Shuffler(threads, small, delivery="storage") as shuffler:
-        epochs = shuffler.epochs(5)
-        next(epochs)
-        chunk.write_bytes(b"")
-        with pytest.raises(ExchangeError, match="array 'y'"):
-            list(epochs)  # the next epoch may have come in before, those after it have not
-        epoch = Epoch(shuffler, shuffler._calls, shuffler._position.tasks)
-        assert epoch.number <= 1
-        assert np.array_equal(np.sort(np.concatenate(threads.gather(epoch.map(check_ids)))), np.arange(1000))
-        chunk.write_bytes(good)
-        check_orders(shuffler, 2)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "where", "fraction"),
