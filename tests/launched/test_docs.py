@@ -63,24 +63,24 @@ def folder(tmp_path, arrays):
     return tmp_path
 
 
-def script_with(text: str) -> str:
+def script_with(text):
     [script] = [block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if text in block]
     return script
 
 
-def train(folder: Path, script: str) -> None:
+def train(folder, script):
     ran = torchrun(folder, script)
     assert ran.returncode == 0 or PYTORCH_ABORT in ran.stderr, ran.stderr
 
 
-def check_batches(folder: Path, epochs: int) -> list[list[str]]:
+def check_batches(folder, epochs):
     """Each rank has trained on all of its batches, whose ids are returned."""
     ranks = [(folder / f"ids-{rank}").read_text().splitlines() for rank in range(2)]
     assert [len(batches) for batches in ranks] == [epochs * BATCHES] * 2
     return ranks
 
 
-def check_ids(folder: Path, epochs: int) -> None:
+def check_ids(folder, epochs):
     """Every sample was in one batch of one rank in each epoch."""
     ranks = check_batches(folder, epochs)
     for begin in range(0, epochs * BATCHES, BATCHES):
@@ -102,7 +102,7 @@ def test_the_script_runs_before_and_after(torch, folder, arrays, sign):
         check_saved(folder)
 
 
-def check_saved(folder: Path) -> None:
+def check_saved(folder):
     saved = json.loads((folder / "run.json").read_bytes().partition(b"\n")[0])
     assert (saved["state"]["epoch"], saved["state"]["trained"]) == (3, [])
     assert saved["attached_nbytes"] > 0

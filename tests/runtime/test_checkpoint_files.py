@@ -8,16 +8,14 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from distributed import Client
 
 import dshuffle
-from dshuffle import Dataset, Shuffler, create_dataset
+from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CheckpointError, DatasetError, MixingWarning
 from dshuffle.runtime.client.checkpoints import Checkpoint
 from dshuffle.store.places import write_object
@@ -34,31 +32,31 @@ sys.stdin.read()
 
 
 @pytest.fixture(scope="module")
-def client(cluster_of) -> Iterator[Client]:
+def client(cluster_of):
     with cluster_of({str(name): {} for name in range(3)}) as cluster, Client(cluster) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def dataset() -> Dataset:
+def dataset():
     return create_dataset("memory://checkpoint-files", {"x": np.arange(90.0)}, chunk_rows=10, overwrite=True)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path):
     return tmp_path / "new" / "run.json"
 
 
-def train(shuffler: Shuffler, client: Client) -> None:
+def train(shuffler, client):
     for epoch in shuffler.epochs(1):
         client.gather(epoch.map(len))
 
 
-def names(place: Path) -> list[str]:
+def names(place):
     return sorted(os.listdir(place.parent))
 
 
-def test_only_the_user_can_read_a_checkpoint(client: Client, dataset: Dataset, place: Path) -> None:
+def test_only_the_user_can_read_a_checkpoint(client, dataset, place):
     earlier = os.umask(0)
     try:
         with Shuffler(client, dataset, checkpoint=place) as shuffler:
@@ -69,7 +67,7 @@ def test_only_the_user_can_read_a_checkpoint(client: Client, dataset: Dataset, p
         os.umask(earlier)
 
 
-def test_a_link_is_refused_before_a_session_opens(client: Client, dataset: Dataset, tmp_path: Path) -> None:
+def test_a_link_is_refused_before_a_session_opens(client, dataset, tmp_path):
     target, link = tmp_path / "target.json", tmp_path / "run.json"
     with Shuffler(client, dataset, checkpoint=target) as shuffler:
         train(shuffler, client)
@@ -86,17 +84,17 @@ def test_a_link_is_refused_before_a_session_opens(client: Client, dataset: Datas
 class Planted:
     """Whoever unpickles it makes a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return Path.touch, (self.path,)
 
 
 @pytest.mark.parametrize("way", ["others can write it", "link", "folder", "other user", "its user"])
 def test_a_checkpoint_that_another_user_may_have_written_is_not_read(
-    client: Client, dataset: Dataset, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+    client, dataset, place, tmp_path, monkeypatch, way
+):
     bait = tmp_path / "ran"
     with Shuffler(client, dataset, checkpoint=place) as shuffler:
         shuffler.attach(Planted(bait))
@@ -128,7 +126,7 @@ def test_a_checkpoint_that_another_user_may_have_written_is_not_read(
     assert not bait.exists()
 
 
-def test_two_open_sessions_cannot_have_one_checkpoint(client: Client, dataset: Dataset, place: Path) -> None:
+def test_two_open_sessions_cannot_have_one_checkpoint(client, dataset, place):
     mine = f"is in use by another open session .process {os.getpid()} on "
     with Shuffler(client, dataset, checkpoint=place) as shuffler:
         with pytest.raises(CheckpointError, match=mine):  # also before there is a checkpoint
@@ -143,16 +141,14 @@ def test_two_open_sessions_cannot_have_one_checkpoint(client: Client, dataset: D
 
 
 @pytest.mark.parametrize("how", ["resume", "run_with_retries"])
-def test_a_checkpoint_is_read_once_nobody_else_writes_it(
-    client: Client, dataset: Dataset, place: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_a_checkpoint_is_read_once_nobody_else_writes_it(client, dataset, place, monkeypatch, how):
     """The other session trains on an epoch and ends, just before this one has the lock."""
     other = Shuffler(client, dataset, checkpoint=place)
     train(other, client)
 
     lock = Checkpoint.lock
 
-    def locked(self: Checkpoint, **options: bool) -> None:
+    def locked(self, **options):
         train(other, client)
         other.close()
         lock(self, **options)
@@ -168,10 +164,8 @@ def test_a_checkpoint_is_read_once_nobody_else_writes_it(
         )
 
 
-def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(
-    client: Client, dataset: Dataset, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> str:
+def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(client, dataset, place, monkeypatch):
+    def refuse(*_):
         raise MixingWarning("no")
 
     with monkeypatch.context() as patch:
@@ -185,7 +179,7 @@ def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(
 
 
 @pytest.mark.slow
-def test_a_lock_goes_away_with_its_process(dataset: Dataset, place: Path) -> None:
+def test_a_lock_goes_away_with_its_process(dataset, place):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -203,16 +197,11 @@ def test_a_lock_goes_away_with_its_process(dataset: Dataset, place: Path) -> Non
     ("error", "transient"), [(OSError(errno.EROFS, "read only"), False), (DatasetError("busy", transient=True), True)]
 )
 def test_a_place_that_cannot_be_written_is_refused_at_the_start(
-    client: Client,
-    dataset: Dataset,
-    monkeypatch: pytest.MonkeyPatch,
-    sessions_left: Callable[[Client], tuple[int, int]],
-    error: Exception,
-    transient: bool,
-) -> None:
+    client, dataset, monkeypatch, sessions_left, error, transient
+):
     """Also where there are no locks, as in an object store."""
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_):
         raise error
 
     monkeypatch.setattr("dshuffle.runtime.client.checkpoints.write_object", refuse)
@@ -222,12 +211,10 @@ def test_a_place_that_cannot_be_written_is_refused_at_the_start(
     assert sessions_left(client) == (0, 0)
 
 
-def test_an_open_session_waits_for_the_place_of_its_checkpoint(
-    client: Client, dataset: Dataset, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_open_session_waits_for_the_place_of_its_checkpoint(client, dataset, place, monkeypatch, caplog):
     failures = iter([errno.EACCES, errno.ESTALE])  # nothing is lasting where a checkpoint was written before
 
-    def write(*args: Any) -> None:
+    def write(*args):
         if (error := next(failures, None)) is not None:
             raise OSError(error, os.strerror(error))
         write_object(*args)

@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from dshuffle import Dataset, Shuffler, create_dataset
+from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CacheBudgetError, ExchangeError
 
 from .conftest import OPTIONS, address_of
@@ -31,12 +30,12 @@ SHARED_BY_ALL = ("dshuffle-files", "dshuffle-plugin")
 Census = dict[str, Any]
 
 
-def collect_no_more() -> None:
+def collect_no_more():
     gc.collect()
     gc.disable()
 
 
-def census(folder: str) -> Census:
+def census(folder):
     """What this process has open: by the names of files, the maps of those, threads, and objects of a session."""
     descriptors, room = [], 0
     for name in os.listdir("/proc/self/fd"):
@@ -65,15 +64,15 @@ def census(folder: str) -> Census:
     }
 
 
-def ids(partition: Any) -> np.ndarray:
+def ids(partition):
     return partition.sample_ids.copy()
 
 
-def fail(partition: Any) -> None:
+def fail(partition):
     raise ZeroDivisionError("no")
 
 
-def kill_itself(partition: Any, mark: str) -> int:
+def kill_itself(partition, mark):
     if partition.rank == 1 and not os.path.exists(mark):
         Path(mark).touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -81,27 +80,27 @@ def kill_itself(partition: Any, mark: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client():
     with LocalCluster(n_workers=3, processes=True, **OPTIONS) as cluster, Client(cluster) as client:
         yield client
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
+def dataset(tmp_path):
     rows = np.random.default_rng(0).random((3000, 256))
     return create_dataset(str(tmp_path / "d.zarr"), {"x": rows}, chunk_rows=100)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> str:
+def folder(tmp_path):
     return str(tmp_path / "cache")
 
 
 @pytest.fixture
-def check_unchanged(dataset: Dataset, folder: str) -> Callable[..., None]:
+def check_unchanged(dataset, folder):
     """Run something that ends a session, and compare all processes with before."""
 
-    def check_unchanged(client: Client, end: Callable[[], Any], *, objects: bool = True) -> None:
+    def check_unchanged(client, end, *, objects=True):
         with Shuffler(client, dataset, cache_directory=folder) as shuffler:  # what is made once in a process
             for epoch in shuffler.epochs(2):
                 client.gather(epoch.map(ids))
@@ -124,13 +123,13 @@ def check_unchanged(dataset: Dataset, folder: str) -> Callable[..., None]:
     return check_unchanged
 
 
-def check(client: Client, folder: str, before: dict[str, Census], *, objects: bool) -> None:
+def check(client, folder, before, *, objects):
     """Nothing is left in any worker. Threads take a moment to end, and hold objects until then. Imports open files."""
     for address, now in client.run(census, folder).items():
         assert (now["maps"], now["room"]) == ([], 0), address
         assert not [name for name in now["descriptors"] if name.startswith((folder, "/memfd:dshuffle"))]
 
-    def left() -> dict[str, Any]:
+    def left():
         """What each worker has beside what it had; the descriptors of a worker that has come since may differ."""
         counts = client.run(census, folder)
         return {
@@ -148,8 +147,8 @@ def check(client: Client, folder: str, before: dict[str, Census], *, objects: bo
 
 
 @pytest.mark.parametrize("delivery", ["peer", "server", "storage", "clique"])
-def test_closed(client, dataset, folder, check_unchanged, delivery) -> None:
-    def close() -> None:
+def test_closed(client, dataset, folder, check_unchanged, delivery):
+    def close():
         assignment = "aligned" if delivery == "clique" else "global"
         shuffler = Shuffler(client, dataset, delivery=delivery, assignment=assignment, cache_directory=folder)
         for epoch in shuffler.epochs(2):
@@ -160,12 +159,12 @@ def test_closed(client, dataset, folder, check_unchanged, delivery) -> None:
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C while rows are exchanged and a task runs", "error in a task"])
-def test_left_by_an_exception(client, dataset, folder, check_unchanged, tmp_path, how) -> None:
-    def slow(partition: Any) -> int:
+def test_left_by_an_exception(client, dataset, folder, check_unchanged, tmp_path, how):
+    def slow(partition):
         time.sleep(0.5)
         return int((partition["x"] >= 0).sum())
 
-    def leave() -> None:
+    def leave():
         checkpoint = tmp_path / "run.json" if how == "error in a task" else None
         with Shuffler(client, dataset, cache_directory=folder, checkpoint=checkpoint) as shuffler:
             for epoch in shuffler.epochs(5):
@@ -174,7 +173,7 @@ def test_left_by_an_exception(client, dataset, folder, check_unchanged, tmp_path
                 epoch.map(slow)
                 raise KeyboardInterrupt
 
-    def end() -> None:
+    def end():
         with pytest.raises((KeyboardInterrupt, ZeroDivisionError)):
             leave()
         time.sleep(1)  # tasks that run keep their rows until they end
@@ -182,8 +181,8 @@ def test_left_by_an_exception(client, dataset, folder, check_unchanged, tmp_path
     check_unchanged(client, end)
 
 
-def test_a_lost_worker_that_is_replaced(client, dataset, folder, check_unchanged, tmp_path) -> None:
-    def end() -> None:
+def test_a_lost_worker_that_is_replaced(client, dataset, folder, check_unchanged, tmp_path):
+    def end():
         with Shuffler(client, dataset, cache_directory=folder) as shuffler:
             for epoch in shuffler.epochs(3):
                 assert sum(client.gather(epoch.map(kill_itself, str(tmp_path / "mark")))) == 3000
@@ -191,8 +190,8 @@ def test_a_lost_worker_that_is_replaced(client, dataset, folder, check_unchanged
     check_unchanged(client, end)
 
 
-def test_an_exchange_that_is_aborted(client, dataset, folder, check_unchanged, tmp_path) -> None:
-    def end() -> None:
+def test_an_exchange_that_is_aborted(client, dataset, folder, check_unchanged, tmp_path):
+    def end():
         shuffler = Shuffler(client, dataset, delivery="storage", cache_directory=folder)
         for epoch in shuffler.epochs(1):
             client.gather(epoch.map(ids))
@@ -207,23 +206,23 @@ def test_an_exchange_that_is_aborted(client, dataset, folder, check_unchanged, t
     check_unchanged(client, end)
 
 
-def test_a_session_that_does_not_open(client, dataset, folder, check_unchanged) -> None:
-    def end() -> None:
+def test_a_session_that_does_not_open(client, dataset, folder, check_unchanged):
+    def end():
         with pytest.raises(CacheBudgetError, match="the server needs"):  # when the files are there already
             Shuffler(client, dataset, delivery="server", cache_directory=folder, memory_limit=1_000_000)
 
     check_unchanged(client, end)
 
 
-def test_the_client_is_gone(client, dataset, folder, check_unchanged, eventually) -> None:
-    def end() -> None:
+def test_the_client_is_gone(client, dataset, folder, check_unchanged, eventually):
+    def end():
         with Client(client.scheduler.address, set_as_default=False) as other:
             shuffler = Shuffler(other, dataset, cache_directory=folder)
             for epoch in shuffler.epochs(2):
                 other.gather(epoch.map(ids))
         shuffler.closed = True  # else its end would warn that it was not closed
 
-        def sessions(dask_worker: Any) -> int:
+        def sessions(dask_worker):
             return len(dask_worker.plugins["dshuffle"].sessions)
 
         eventually(lambda: not any(client.run(sessions).values()))
@@ -232,8 +231,8 @@ def test_the_client_is_gone(client, dataset, folder, check_unchanged, eventually
     check_unchanged(client, end)
 
 
-def test_partitions_that_are_kept(client, dataset, folder, check_unchanged) -> None:
-    def end() -> None:
+def test_partitions_that_are_kept(client, dataset, folder, check_unchanged):
+    def end():
         for _ in range(2):  # the second session reads what the first has kept
             with Shuffler(client, dataset, cache_directory=folder, keep_cache=True) as shuffler:
                 for epoch in shuffler.epochs(1):
@@ -244,11 +243,11 @@ def test_partitions_that_are_kept(client, dataset, folder, check_unchanged) -> N
     check_unchanged(client, end)
 
 
-def test_another_session_follows(new_processes, dataset, folder, check_unchanged) -> None:
+def test_another_session_follows(new_processes, dataset, folder, check_unchanged):
     """Because a worker joins and another one retires."""
     with new_processes(3) as cluster, Client(cluster) as client:
 
-        def end() -> None:
+        def end():
             with Shuffler(client, dataset, cache_directory=folder, elastic=True) as shuffler:
                 sizes = []
                 for epoch in shuffler.epochs(6):

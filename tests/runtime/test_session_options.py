@@ -54,7 +54,7 @@ LEFT = [
 """What that revision trained on in the rest of the epoch, by rank."""
 
 
-def test_the_keywords_of_a_shuffler_are_its_choices_and_its_options() -> None:
+def test_the_keywords_of_a_shuffler_are_its_choices_and_its_options():
     parameters = inspect.signature(Shuffler).parameters
     keywords = [name for name in parameters if not name.startswith("_")]
     choices = {field.name for field in dataclasses.fields(Choices)}
@@ -64,7 +64,7 @@ def test_the_keywords_of_a_shuffler_are_its_choices_and_its_options() -> None:
     assert {name: parameters[name].default for name in NAMES} == defaults
 
 
-def test_all_participants_have_the_options_and_an_earlier_state_goes_on(tmp_path) -> None:
+def test_all_participants_have_the_options_and_an_earlier_state_goes_on(tmp_path):
     arrays = {"x": np.arange(60), "y": np.arange(60) % 3}
     dataset = create_dataset(str(tmp_path / "d.zarr"), arrays)
     state = {**EARLIER_STATE, "dataset": dataset.identity}
