@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from distributed import Client
 
 from dshuffle import Shuffler
 from dshuffle.errors import InvalidParameter
@@ -31,15 +30,11 @@ def test_the_same_seed_gives_the_same_orders_and_another_does_not(threads, small
         assert not same(runs[0][epoch : epoch + 1], runs[2][epoch : epoch + 1])
 
 
-def test_another_cluster_gives_the_same_orders(processes, small, check_orders, cluster_of):
+def test_another_cluster_gives_the_same_orders(processes, small, check_orders, client_of):
     with Shuffler(processes, small, seed=3) as shuffler:
         expected = check_orders(shuffler, 3)
     # Ranks follow names, not the order in which workers have come.
-    with (
-        cluster_of({2: {}, 0: {}, 1: {}}) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small, seed=3) as shuffler,
-    ):
+    with client_of({2: {}, 0: {}, 1: {}}) as client, Shuffler(client, small, seed=3) as shuffler:
         assert same(check_orders(shuffler, 3), expected)
 
 

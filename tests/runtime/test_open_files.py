@@ -56,17 +56,13 @@ def test_idle_connections_above_a_bound_are_closed(most, closed):
     assert bool(collected) is closed
 
 
-def test_epochs_go_on_after_connections_were_closed(cluster_of, small, monkeypatch):
+def test_epochs_go_on_after_connections_were_closed(client_of, small, monkeypatch):
     monkeypatch.setattr(session, "MOST_IDLE", 0)
 
     def idle(dask_worker):
         return sum(map(len, dask_worker.rpc.available.values()))
 
-    with (
-        cluster_of({str(name): {} for name in range(4)}) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small) as shuffler,
-    ):
+    with client_of(4) as client, Shuffler(client, small) as shuffler:
         for epoch in shuffler.epochs(3):
             parts = client.gather(epoch.map(lambda partition: partition["y"].copy()))
             np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(1000))

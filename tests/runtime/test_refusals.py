@@ -72,13 +72,9 @@ def test_a_budget_that_is_too_small(threads, small, sessions_left):
         assert len(list(shuffler.epochs(2))) == 2
 
 
-def test_the_budget_is_a_part_of_the_workers_own_memory(cluster_of, small):
+def test_the_budget_is_a_part_of_the_workers_own_memory(client_of, small):
     no_pause = {f"distributed.worker.memory.{what}": False for what in ("target", "spill", "pause")}
-    with (
-        dask.config.set(no_pause),
-        cluster_of({name: {"memory_limit": 153_333} for name in "abc"}) as cluster,
-        Client(cluster) as client,
-    ):
+    with client_of({name: {"memory_limit": 153_333} for name in "abc"}, no_pause) as client:
         # 334 rows and room for as many take 61,456 bytes, and 60 % of the limit is more than that.
         with Shuffler(client, small) as shuffler:
             assert len(list(shuffler.epochs(2))) == 2
@@ -96,12 +92,8 @@ def test_fewer_samples_than_workers(threads, tmp_path, sessions_left):
     assert sessions_left(threads) == (0, 0)
 
 
-def test_no_workers(cluster_of, small, check_orders):
-    with (
-        cluster_of({}) as cluster,
-        Client(cluster) as client,
-        pytest.raises(ClusterError, match="the cluster does not have any workers; start some"),
-    ):
+def test_no_workers(client_of, small):
+    with client_of({}) as client, pytest.raises(ClusterError, match="does not have any workers; start some"):
         Shuffler(client, small)
 
 

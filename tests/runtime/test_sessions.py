@@ -66,7 +66,7 @@ def test_workers_that_join(cluster_of, small, check_orders, sessions_left):
         assert sessions_left(client) == (0, 0)
 
 
-def test_the_scheduler_does_the_same_whatever_the_number_of_samples(cluster_of, tmp_path):
+def test_the_scheduler_does_the_same_whatever_the_number_of_samples(client_of, tmp_path):
     """Messages, and their bytes, that our handlers get and send in an epoch."""
     import pickle
 
@@ -110,11 +110,7 @@ def test_the_scheduler_does_the_same_whatever_the_number_of_samples(cluster_of, 
 
     for n_samples in (1_000, 100_000):
         dataset = create_dataset(str(tmp_path / f"{n_samples}.zarr"), {"y": np.arange(n_samples)})
-        with (
-            cluster_of({"0": {}, "1": {}, "2": {}}) as cluster,
-            Client(cluster) as client,
-            Shuffler(client, dataset) as shuffler,
-        ):
+        with client_of(3) as client, Shuffler(client, dataset) as shuffler:
             assert len(list(shuffler.epochs(1))) == 1
             client.run_on_scheduler(count)
             assert len(list(shuffler.epochs(5))) == 5

@@ -112,7 +112,7 @@ class EpochTasks:
                 try:
                     wait(pending, timeout=PATIENCE)
                 except TimeoutError:
-                    session.say_whom_for()
+                    session.say_why()
                 except CancelledError:
                     continue
 

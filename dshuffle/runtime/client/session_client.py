@@ -207,7 +207,7 @@ class SessionClient:
                     heard = time.monotonic()
                 elif time.monotonic() - began >= patience:
                     patience *= 2
-                    await self._say_what_for(began)
+                    await self._say_why()
             return call.result()
         finally:
             call.cancel()
@@ -223,14 +223,17 @@ class SessionClient:
             raise
         self.silence.end()
 
-    def say_whom_for(self) -> None:
-        """Log which tasks a client waits for that is silent. Raise an error if the scheduler is, while this closes."""
+    def say_why(self) -> None:
+        """Log what tasks wait for. While the shuffler is being closed, raise an error if the scheduler is silent."""
         try:
-            self.client.sync(self._check_alive if self.silence.leaving else self._say_what_for, time.monotonic())
+            if self.silence.leaving:
+                self.client.sync(self._check_alive, time.monotonic())
+            else:
+                self.client.sync(self._say_why)
         except OSError as error:
             raise ClusterError(_is_gone(self.client, error)) from error
 
-    async def _say_what_for(self, _: float) -> None:
+    async def _say_why(self) -> None:
         try:
             reason = await self._waiting()
         except (OSError, DShuffleError):
