@@ -9,8 +9,6 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-import dshuffle
-
 from .conftest import torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -76,16 +74,6 @@ def test_a_script_under_torchrun(torch, tmp_path, store, kill):
     assert set(attempts) == {"0" if kill == "no" else "1"}
     for epoch in range(3):
         assert counts(folder, epoch) == Counter(range(103))
-
-
-def test_batches_on_a_device(torch, store):
-    options = {"batch_size": 8, "rank": 0, "world_size": 1, "arrays": ["x", "id"]}
-    with dshuffle.spmd(store, device="cpu", **options) as loader:
-        batches = list(next(loader.epochs(1)))
-    assert {(x.dtype, number.dtype) for x, number in batches} == {(torch.float32, torch.int64)}
-    assert Counter(torch.cat([number for _, number in batches]).tolist()) == Counter(range(103))
-    with pytest.raises(dshuffle.InvalidParameter, match="device='gpu'"):
-        dshuffle.spmd(store, device="gpu", **options)
 
 
 def test_the_next_batch_is_copied_while_one_is_trained_on(torch, monkeypatch):
