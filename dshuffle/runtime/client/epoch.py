@@ -154,7 +154,7 @@ class EpochTasks:
     def number_of(self, call: Call) -> int:
         """The number of a call, from what it has returned."""
         for number, futures in self.calls.items():
-            if futures is call or (isinstance(call, list) and futures == call):
+            if futures == call:
                 return number
         raise InvalidParameter.of("futures", call, f"a list that a call of map has returned in epoch {self.epoch}")
 
