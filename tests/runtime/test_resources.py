@@ -5,6 +5,7 @@ The garbage collector is off in all workers. Every worker process is compared wi
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -97,10 +98,11 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def check_unchanged(dataset, folder):
-    """Run something that ends a session, and compare all processes with before."""
+def unchanged(dataset, folder):
+    """Let something end a session, and compare all processes with before."""
 
-    def check_unchanged(client, end, *, objects=True):
+    @contextlib.contextmanager
+    def unchanged(client):
         with Shuffler(client, dataset, cache_directory=folder) as shuffler:  # what is made once in a process
             for epoch in shuffler.epochs(2):
                 client.gather(epoch.map(ids))
@@ -112,18 +114,18 @@ def check_unchanged(dataset, folder):
         collect_no_more()
         try:
             before, here = client.run(census, folder), census(folder)
-            end()
-            check(client, folder, before, objects=objects)
+            yield
+            check(client, folder, before)
             now = census(folder)
             assert now["threads"] == here["threads"]
             assert not [name for name in now["descriptors"] if name.startswith(os.path.dirname(folder))]
         finally:
             gc.enable()
 
-    return check_unchanged
+    return unchanged
 
 
-def check(client, folder, before, *, objects):
+def check(client, folder, before):
     """Nothing is left in any worker. Threads take a moment to end, and hold objects until then. Imports open files."""
     for address, now in client.run(census, folder).items():
         assert (now["maps"], now["room"]) == ([], 0), address
@@ -131,13 +133,10 @@ def check(client, folder, before, *, objects):
 
     def left():
         """What each worker has beside what it had; the descriptors of a worker that has come since may differ."""
-        counts = client.run(census, folder)
         return {
             address: (now["threads"], now["descriptors"], now["objects"])
-            for address, now in counts.items()
-            if now["threads"]
-            or now["descriptors"] != before.get(address, now)["descriptors"]
-            or (objects and now["objects"])
+            for address, now in client.run(census, folder).items()
+            if now["threads"] or now["objects"] or now["descriptors"] != before.get(address, now)["descriptors"]
         }
 
     deadline = time.monotonic() + 30
@@ -147,19 +146,17 @@ def check(client, folder, before, *, objects):
 
 
 @pytest.mark.parametrize("delivery", ["peer", "server", "storage", "clique"])
-def test_closed(client, dataset, folder, check_unchanged, delivery):
-    def close():
-        assignment = "aligned" if delivery == "clique" else "global"
+def test_closed(client, dataset, folder, unchanged, delivery):
+    assignment = "aligned" if delivery == "clique" else "global"
+    with unchanged(client):
         shuffler = Shuffler(client, dataset, delivery=delivery, assignment=assignment, cache_directory=folder)
         for epoch in shuffler.epochs(2):
             client.gather(epoch.map(ids))
         shuffler.close()
 
-    check_unchanged(client, close)
-
 
 @pytest.mark.parametrize("how", ["Ctrl-C while rows are exchanged and a task runs", "error in a task"])
-def test_left_by_an_exception(client, dataset, folder, check_unchanged, tmp_path, how):
+def test_left_by_an_exception(client, dataset, folder, unchanged, tmp_path, how):
     def slow(partition):
         time.sleep(0.5)
         return int((partition["x"] >= 0).sum())
@@ -173,66 +170,50 @@ def test_left_by_an_exception(client, dataset, folder, check_unchanged, tmp_path
                 epoch.map(slow)
                 raise KeyboardInterrupt
 
-    def end():
+    with unchanged(client):
         with pytest.raises((KeyboardInterrupt, ZeroDivisionError)):
             leave()
         time.sleep(1)  # tasks that run keep their rows until they end
 
-    check_unchanged(client, end)
+
+def test_a_lost_worker_that_is_replaced(client, dataset, folder, unchanged, tmp_path):
+    with unchanged(client), Shuffler(client, dataset, cache_directory=folder) as shuffler:
+        for epoch in shuffler.epochs(3):
+            assert sum(client.gather(epoch.map(kill_itself, str(tmp_path / "mark")))) == 3000
 
 
-def test_a_lost_worker_that_is_replaced(client, dataset, folder, check_unchanged, tmp_path):
-    def end():
-        with Shuffler(client, dataset, cache_directory=folder) as shuffler:
-            for epoch in shuffler.epochs(3):
-                assert sum(client.gather(epoch.map(kill_itself, str(tmp_path / "mark")))) == 3000
-
-    check_unchanged(client, end)
-
-
-def test_an_exchange_that_is_aborted(client, dataset, folder, check_unchanged, tmp_path):
-    def end():
-        shuffler = Shuffler(client, dataset, delivery="storage", cache_directory=folder)
+def test_an_exchange_that_is_aborted(client, dataset, folder, unchanged, tmp_path):
+    with unchanged(client), Shuffler(client, dataset, delivery="storage", cache_directory=folder) as shuffler:
         for epoch in shuffler.epochs(1):
             client.gather(epoch.map(ids))
-        chunk = next(
-            path for path in (tmp_path / "d.zarr" / "x").rglob("*") if path.is_file() and path.name != "zarr.json"
-        )
-        chunk.write_bytes(b"")
+        files = (tmp_path / "d.zarr" / "x").rglob("*")
+        next(path for path in files if path.is_file() and path.name != "zarr.json").write_bytes(b"")
         with pytest.raises(ExchangeError):
             next(shuffler.epochs(1))
-        shuffler.close()
-
-    check_unchanged(client, end)
 
 
-def test_a_session_that_does_not_open(client, dataset, folder, check_unchanged):
-    def end():
-        with pytest.raises(CacheBudgetError, match="the server needs"):  # when the files are there already
-            Shuffler(client, dataset, delivery="server", cache_directory=folder, memory_limit=1_000_000)
-
-    check_unchanged(client, end)
+def test_a_session_that_does_not_open(client, dataset, folder, unchanged):
+    words = "the server needs"  # when the files are there already
+    with unchanged(client), pytest.raises(CacheBudgetError, match=words):
+        Shuffler(client, dataset, delivery="server", cache_directory=folder, memory_limit=1_000_000)
 
 
-def test_the_client_is_gone(client, dataset, folder, check_unchanged, eventually):
-    def end():
+def test_the_client_is_gone(client, dataset, folder, unchanged, eventually):
+    def sessions(dask_worker):
+        return len(dask_worker.plugins["dshuffle"].sessions)
+
+    with unchanged(client):
         with Client(client.scheduler.address, set_as_default=False) as other:
             shuffler = Shuffler(other, dataset, cache_directory=folder)
             for epoch in shuffler.epochs(2):
                 other.gather(epoch.map(ids))
         shuffler.closed = True  # else its end would warn that it was not closed
-
-        def sessions(dask_worker):
-            return len(dask_worker.plugins["dshuffle"].sessions)
-
         eventually(lambda: not any(client.run(sessions).values()))
         eventually(lambda: not any(now["objects"] for now in client.run(census, folder).values()))
 
-    check_unchanged(client, end)
 
-
-def test_partitions_that_are_kept(client, dataset, folder, check_unchanged):
-    def end():
+def test_partitions_that_are_kept(client, dataset, folder, unchanged):
+    with unchanged(client):
         for _ in range(2):  # the second session reads what the first has kept
             with Shuffler(client, dataset, cache_directory=folder, keep_cache=True) as shuffler:
                 for epoch in shuffler.epochs(1):
@@ -240,27 +221,19 @@ def test_partitions_that_are_kept(client, dataset, folder, check_unchanged):
         assert shuffler.records[0].store_bytes == 0
         assert len(os.listdir(folder)) == 3
 
-    check_unchanged(client, end)
 
-
-def test_another_session_follows(new_processes, dataset, folder, check_unchanged):
+def test_another_session_follows(new_processes, dataset, folder, unchanged):
     """Because a worker joins and another one retires."""
-    with new_processes(3) as cluster, Client(cluster) as client:
-
-        def end():
-            with Shuffler(client, dataset, cache_directory=folder, elastic=True) as shuffler:
-                sizes = []
-                for epoch in shuffler.epochs(6):
-                    client.gather(epoch.map(ids))
-                    sizes.append(shuffler.n_workers)
-                    if epoch.number == 0:
-                        cluster.scale(4)
-                        client.wait_for_workers(4)
-                        client.run(collect_no_more)
-                    if epoch.number == 2:
-                        client.retire_workers([address_of(client, "1")])
-                assert sizes[0] == 3
-                assert sizes[-1] == 3
-                assert max(sizes) == 4
-
-        check_unchanged(client, end)
+    with new_processes(3) as cluster, Client(cluster) as client, unchanged(client):
+        with Shuffler(client, dataset, cache_directory=folder, elastic=True) as shuffler:
+            sizes = []
+            for epoch in shuffler.epochs(6):
+                client.gather(epoch.map(ids))
+                sizes.append(shuffler.n_workers)
+                if epoch.number == 0:
+                    cluster.scale(4)
+                    client.wait_for_workers(4)
+                    client.run(collect_no_more)
+                if epoch.number == 2:
+                    client.retire_workers([address_of(client, "1")])
+        assert (sizes[0], max(sizes), sizes[-1]) == (3, 4, 3)
