@@ -786,6 +786,7 @@ def run_with_retries(
         """The first epoch that has not ended, and how many of its samples were trained on."""
         if (state := saved.read(seconds)) is None:
             return options.get("first_epoch", 0), 0
+        saved.was_used = True  # so that it is only away for a moment if it cannot be read later
         remainder = SessionState.from_dict(state, opened).next
         return remainder.epoch, remainder.total
 
@@ -797,7 +798,7 @@ def run_with_retries(
                 client = made if isinstance(made, Client) else attempt.enter_context(made)
                 wait_for_workers(client, chosen.awaited_workers, seconds, choice=chosen.choice)
                 shuffler = new_or_resumed(client, opened, checkpoint, saved.read(seconds), options)
-                saved.was_used = True  # it may be away for a moment from now on
+                saved.was_used = True
                 return train(attempt.enter_context(shuffler))
         except (DShuffleError, *LOSSES) as error:
             if isinstance(error, DShuffleError) and not error.transient:
