@@ -137,11 +137,14 @@ class SessionState:
                     "it belongs to; if that was a part, split the dataset in the same way again. Data that were "
                     "written again, with overwrite=True for example, are another dataset"
                 )
-            digest = state.get("trained_digest")
+            digest = None
+            if state.get("trained_digest") is not None:
+                count, total, first, second = map(operator.index, state["trained_digest"])
+                digest = SampleDigest(count, total, first, second)
             remainder = Remainder(
                 as_integer("epoch", state["epoch"], 0),
                 tuple(tuple(map(operator.index, counts)) for counts in state["trained"]),
-                None if digest is None else SampleDigest(*map(operator.index, digest)),
+                digest,
                 tuple(tuple(map(operator.index, weights)) for weights in state["trained_weights"]),
             )
             history = WorkerHistory.from_dict(state)
