@@ -172,22 +172,18 @@ def n_samples(loader):
 @in_event_loop
 async def test_programs_that_are_not_joined(free_port, monkeypatch, caplog, kind):
     monkeypatch.setattr("dshuffle.launched.connections.LOG_AFTER", 0.0)
-    if kind == "web":
-        server = socketserver.ThreadingTCPServer(("127.0.0.1", free_port), Web)
-        threading.Thread(target=server.serve_forever).start()
-        scheduler = contextlib.nullcontext()
-    elif kind == "no job":
-        server, scheduler = None, Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0")
-    else:
-        server, scheduler = None, scheduler_of(PLACE._replace(job="run 17; restart 1"), free_port)
-    try:
-        async with scheduler:
-            with pytest.raises(ClusterError, match="rank 1 did not find rank 0"):
-                await find_port(PLACE, job_scheme(PLACE, free_port), "127.0.0.1", free_port, 0.5)
-    finally:
-        if server is not None:
-            server.shutdown()
-            server.server_close()
+    async with contextlib.AsyncExitStack() as running:
+        if kind == "web":
+            server = running.enter_context(socketserver.ThreadingTCPServer(("127.0.0.1", free_port), Web))
+            threading.Thread(target=server.serve_forever).start()
+            running.callback(server.shutdown)
+        elif kind == "no job":
+            scheduler = Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0")
+            await running.enter_async_context(scheduler)
+        else:
+            await running.enter_async_context(scheduler_of(PLACE._replace(job="run 17; restart 1"), free_port))
+        with pytest.raises(ClusterError, match="rank 1 did not find rank 0"):
+            await find_port(PLACE, job_scheme(PLACE, free_port), "127.0.0.1", free_port, 0.5)
     assert f"dshuffle: rank 1 did not find rank 0 on 127.0.0.1, port {free_port}, within 0 s" in caplog.text
 
 

@@ -91,28 +91,32 @@ class Planted:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("way", ["others can write it", "link", "folder", "other user", "its user"])
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("others can write it", "run.json has the mode 0620, so other users can write it. Change it to 0600"),
+        ("link", "cannot be read .*symbolic links"),
+        ("other user", r"belongs to the user \d+, and not to 12345"),
+        ("folder", ""),  # whatever others put there is theirs
+        ("its user", ""),
+    ],
+)
 def test_a_checkpoint_that_another_user_may_have_written_is_not_read(
-    client, dataset, place, tmp_path, monkeypatch, way
+    client, dataset, place, tmp_path, monkeypatch, way, says
 ):
     bait = tmp_path / "ran"
     with Shuffler(client, dataset, checkpoint=place) as shuffler:
         shuffler.attach(Planted(bait))
         train(shuffler, client)
-    says = ""
-    match way:
-        case "others can write it":
-            place.chmod(0o620)
-            says = "run.json has the mode 0620, so other users can write it. Change it to 0600"
-        case "link":
-            place = place.with_name("link.json")
-            place.symlink_to("run.json")
-            says = "cannot be read .*symbolic links"
-        case "folder":  # whatever others put there is theirs
-            place.parent.chmod(0o777)
-        case "other user":
-            monkeypatch.setattr(os, "geteuid", lambda: 12345)
-            says = r"belongs to the user \d+, and not to 12345"
+    if way == "others can write it":
+        place.chmod(0o620)
+    elif way == "link":
+        place = place.with_name("link.json")
+        place.symlink_to("run.json")
+    elif way == "other user":
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    elif way == "folder":
+        place.parent.chmod(0o777)
     if not says:
         with Shuffler.resume(client, dataset, place) as shuffler:
             assert shuffler.attached is None
