@@ -6,29 +6,26 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from dshuffle import Dataset, create_dataset, open_dataset, shuffle_dataset, verify_dataset
+from dshuffle import create_dataset, open_dataset, shuffle_dataset, verify_dataset
 
 from .conftest import in_a_fork
 
 X = np.arange(2000.0).reshape(500, 4)
 
 
-def uses(dataset: Dataset, folder: Path) -> dict[str, Callable[[], object]]:
+def uses(dataset, folder):
     """What one does with datasets."""
     ids = np.arange(500)
 
-    def created() -> bool:
+    def created():
         made = create_dataset(folder / "made", {"x": X}, chunk_rows=9, shard_rows=99, overwrite=True)
         return np.array_equal(made.read_rows(ids)["x"], X)
 
-    def copied() -> object:
+    def copied():
         return shuffle_dataset(dataset, folder / "copy", seed=1, overwrite=True).n_samples
 
     return {
@@ -41,26 +38,26 @@ def uses(dataset: Dataset, folder: Path) -> dict[str, Callable[[], object]]:
     }
 
 
-def test_datasets_in_a_forked_process(tmp_path: Path) -> None:
+def test_datasets_in_a_forked_process(tmp_path):
     dataset = create_dataset(tmp_path / "d", {"x": X}, chunk_rows=7)
     expected = {name: f"returned {use()}" for name, use in uses(dataset, tmp_path).items()}
     found = {name: in_a_fork(use) for name, use in uses(dataset, tmp_path).items()}
     assert found == expected
 
 
-def test_a_fork_of_a_fork(tmp_path: Path) -> None:
+def test_a_fork_of_a_fork(tmp_path):
     dataset = create_dataset(tmp_path / "d", {"x": X}, chunk_rows=7)
     read = uses(dataset, tmp_path)["a dataset that the parent opened"]
     assert in_a_fork(lambda: (read(), in_a_fork(read))) == "returned (True, 'returned True')"
 
 
 @pytest.mark.slow
-def test_forks_while_other_threads_read(tmp_path: Path) -> None:
+def test_forks_while_other_threads_read(tmp_path):
     dataset = create_dataset(tmp_path / "d", {"x": X}, chunk_rows=7)
     read = uses(dataset, tmp_path)["a dataset that the parent opened"]
     ended = threading.Event()
 
-    def reads() -> None:
+    def reads():
         while not ended.is_set():
             read()
 
@@ -117,17 +114,17 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("use", ["fit", "spmd"])
-def test_what_uses_threads_and_loops_of_its_own_in_a_forked_process(tmp_path: Path, use: str) -> None:
+def test_what_uses_threads_and_loops_of_its_own_in_a_forked_process(tmp_path, use):
     """After a local read, in a process of its own: Dask itself does not work where a fork follows a cluster."""
     in_a_forked_process(tmp_path, use)
 
 
 @pytest.mark.slow
-def test_batches_of_pytorch_in_a_forked_process(torch: Any, tmp_path: Path) -> None:
+def test_batches_of_pytorch_in_a_forked_process(torch, tmp_path):
     in_a_forked_process(tmp_path, "to_torch")
 
 
-def in_a_forked_process(tmp_path: Path, use: str) -> None:
+def in_a_forked_process(tmp_path, use):
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "script.py", use]
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -7,7 +7,6 @@ import stat
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ STRANGER = 12345
 
 
 @pytest.fixture
-def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def caches(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -26,11 +25,11 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def mode(path: Path) -> int:
+def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_cache_folder_is_made_for_its_user_alone(caches: Path) -> None:
+def test_the_cache_folder_is_made_for_its_user_alone(caches):
     earlier = os.umask(0)
     try:
         folder = cache_folder()
@@ -43,9 +42,7 @@ def test_the_cache_folder_is_made_for_its_user_alone(caches: Path) -> None:
 
 
 @pytest.mark.parametrize("home", ["/dev/null", "/proc"])
-def test_without_a_home_directory_the_folder_is_a_temporary_one(
-    caches: Path, monkeypatch: pytest.MonkeyPatch, home: str
-) -> None:
+def test_without_a_home_directory_the_folder_is_a_temporary_one(caches, monkeypatch, home):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", home)
     folder = cache_folder()
@@ -53,26 +50,26 @@ def test_without_a_home_directory_the_folder_is_a_temporary_one(
     assert mode(folder) == 0o700
 
 
-def test_a_temporary_folder_that_others_can_enter_is_refused(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    folder = caches / "temporary" / f"dshuffle-{os.geteuid()}"
-    folder.mkdir()
-    folder.chmod(0o777)
-    with pytest.raises(OSError, match=r"has the mode 0777, so other users can enter it. Its mode must be 0700"):
-        cache_folder()
-
-
-@as_root
-def test_a_temporary_folder_of_another_user_is_refused(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("owner", "words"),
+    [
+        pytest.param(STRANGER, f"belongs to the user {STRANGER}, and not to 0", marks=as_root),
+        (None, "has the mode 0777, so other users can enter it. Its mode must be 0700"),
+    ],
+)
+def test_a_temporary_folder_of_others_is_refused(caches, monkeypatch, owner, words):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     folder = caches / "temporary" / f"dshuffle-{os.geteuid()}"
     folder.mkdir(mode=0o700)
-    os.chown(folder, STRANGER, STRANGER)
-    with pytest.raises(OSError, match=f"belongs to the user {STRANGER}, and not to 0"):
+    if owner is None:
+        folder.chmod(0o777)
+    else:
+        os.chown(folder, owner, owner)
+    with pytest.raises(OSError, match=words):
         cache_folder()
 
 
-def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
+def test_a_link_to_a_folder_is_refused(tmp_path):
     (tmp_path / "mine").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("mine")
     with pytest.raises(NotADirectoryError):
@@ -80,7 +77,7 @@ def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_CREAT])
-def test_links_pipes_and_folders_are_no_files(tmp_path: Path, flags: int) -> None:
+def test_links_pipes_and_folders_are_no_files(tmp_path, flags):
     tmp_path.chmod(0o700)
     (tmp_path / "victim").write_bytes(b"victim")
     (tmp_path / "link").symlink_to("victim")
@@ -95,7 +92,7 @@ def test_links_pipes_and_folders_are_no_files(tmp_path: Path, flags: int) -> Non
 
 
 @as_root
-def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_user_is_refused(tmp_path):
     tmp_path.chmod(0o700)
     (tmp_path / "x").write_bytes(b"x")
     os.chown(tmp_path / "x", STRANGER, STRANGER)
@@ -103,10 +100,10 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
         open_private_file(tmp_path / "x", os.O_RDONLY)
 
 
-def test_all_processes_of_a_user_have_one_key(caches: Path) -> None:
+def test_all_processes_of_a_user_have_one_key(caches):
     together = threading.Barrier(8)
 
-    def ask(_: int) -> bytes:
+    def ask(_):
         together.wait()
         return user_key()
 

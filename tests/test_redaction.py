@@ -24,7 +24,7 @@ PLANTED = ("planted-user", "planted-password", "planted-signature", "planted-dee
 URL = "memory://planted-user:planted-password@host/d.zarr?sig=planted-signature"
 
 
-def clean(text: object) -> bool:
+def clean(text):
     return not any(secret in str(text) for secret in PLANTED)
 
 
@@ -45,7 +45,7 @@ def dataset():
         "memory://planted-user:planted-password@nowhere/d.zarr",
     ],
 )
-def test_an_error_shows_neither_secrets_of_the_url_nor_of_the_options(url: str) -> None:
+def test_an_error_shows_neither_secrets_of_the_url_nor_of_the_options(url):
     options = {"client_kwargs": {"headers": {"Authorization": "planted-deep"}}} if url.startswith("https") else None
     with pytest.raises(DShuffleError) as caught:
         dshuffle.open_dataset(url, storage_options=options)
@@ -55,7 +55,7 @@ def test_an_error_shows_neither_secrets_of_the_url_nor_of_the_options(url: str) 
     assert clean("".join(traceback.format_exception(caught.value)))
 
 
-def test_representations_and_reports_are_clean(dataset) -> None:
+def test_representations_and_reports_are_clean(dataset):
     assert clean(repr(dataset))
     assert clean(json.dumps(describe_dataset(dataset)))
     with (
@@ -69,7 +69,7 @@ def test_representations_and_reports_are_clean(dataset) -> None:
 
 
 @given(st.text(alphabet="abcdefgh0123456789%+-_", min_size=4), st.sampled_from(["sig", "X-Amz-Signature", "api_key"]))
-def test_parameters_of_urls(value: str, name: str) -> None:
+def test_parameters_of_urls(value, name):
     assert hide_secrets(f"GET https://h/p?a=1&{name}={value}&b=2") == f"GET https://h/p?a=1&{name}=***&b=2"
 
 
@@ -87,21 +87,21 @@ def test_values_of_secret_names_are_not_shown():
     assert "'region': 'eu'" in text
 
 
-def test_commands_print_none(dataset, capsys) -> None:
+def test_commands_print_none(dataset, capsys):
     main(["dataset", "info", URL], standalone_mode=False)
     printed = capsys.readouterr()
     assert "***" in printed.out + printed.err
     assert clean(printed.out + printed.err)
 
 
-def test_errors_that_are_os_errors_too_are_redacted() -> None:
+def test_errors_that_are_os_errors_too_are_redacted():
     error = DatasetNotFound("no dataset exists at s3://planted-user:planted-password@host/x")
     assert isinstance(error, FileNotFoundError)
     assert str(error) == "no dataset exists at s3://***@host/x"
     assert clean(InvalidParameter.of("url", "ftp://planted-user:planted-password@host", "another"))
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_what_is_no_secret_stays():
     text = "epoch 3: monkey=4 of s3://bucket/design?version=2, user@host, assignment=global"
     assert hide_secrets(text) == text
     assert option_values({"a": 1, "b": [b"bytes", {"c": "text"}]}) == ("bytes", "text")

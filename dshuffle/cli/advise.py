@@ -296,7 +296,7 @@ def doctor(dataset: str | None, scheduler: str | None) -> None:
     """
     from dshuffle.compare import connect
     from dshuffle.report.progress import progress_bar
-    from dshuffle.runtime.measure.measurement import Level, diagnose, of_links
+    from dshuffle.runtime.measure.measurement import diagnose, of_links
     from dshuffle.store import open_dataset
 
     data = None if dataset is None else open_dataset(dataset)
@@ -305,16 +305,16 @@ def doctor(dataset: str | None, scheduler: str | None) -> None:
         with connect(scheduler, 2) as client:
             advance(0, 1, "asking all workers")
             findings = diagnose(client, data)
-            if data is not None and not any(finding.level is Level.ERROR for finding in findings):
+            if data is not None and not any(finding.is_error for finding in findings):
                 advance(0, 1, "measuring links")
                 findings.append(of_links(client, data))
-    colours = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
+    colours = {"ok": "green", "warning": "yellow", "error": "red"}
     for finding in findings:
-        level = click.style(f"{finding.level.value:<8}", fg=colours[finding.level])
+        level = click.style(f"{finding.level:<8}", fg=colours[finding.level])
         click.echo(level + f"{finding.subject}: {finding.observation}")
         if finding.remedy:
             click.secho(" " * 8 + finding.remedy, bold=True)
-    if any(finding.level is Level.ERROR for finding in findings):
+    if any(finding.is_error for finding in findings):
         raise SystemExit(1)
 
 

@@ -23,7 +23,7 @@ from dshuffle.compare.comparison import Way
 from dshuffle.compare.simulated import SimulatedCluster
 from dshuffle.errors import DShuffleError, InvalidParameter, TrainingDiverged, what_happened
 from dshuffle.noninferiority import ERROR_RATE, Margin, PairedRuns, PairedTest, holm
-from dshuffle.runtime.client.retries import LOSSES
+from dshuffle.runtime.client.shuffler import LOSSES
 from dshuffle.store import Dataset
 from dshuffle.training import CONSTANT, Linear, Schedule, fit_linear_regression, rmse_on
 from dshuffle.training.fit import check_finite

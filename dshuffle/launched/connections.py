@@ -15,13 +15,14 @@ import contextlib
 import hashlib
 import hmac
 import ipaddress
+import itertools
 import logging
 import multiprocessing
 import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import dask
@@ -140,14 +141,15 @@ def place_of(
     """The place of a process, from values of the user and the variables of its launcher."""
     launcher = _launcher(variables)
     if rank is None and world_size is None:
-        if launcher is None:
-            if multiprocessing.parent_process() is not None:
-                hint = "Give rank=, world_size= and a free port= to all processes; rank=0, world_size=1 if it is alone."
-                raise InvalidParameter.because("rank", "multiprocessing has started this process without one", hint)
+        if launcher is not None:
+            given: Any = [variables.get(name, "") for name in (launcher.rank, launcher.world_size)]
+            rank, world_size = (int(text) if text.isdecimal() else text for text in given)
+        elif multiprocessing.parent_process() is not None:
+            hint = "Give rank=, world_size= and a free port= to all processes; rank=0, world_size=1 if it is alone."
+            raise InvalidParameter.because("rank", "multiprocessing has started this process without one", hint)
+        else:
             logger.warning("dshuffle: this process is the only rank of its job, because no launcher has started it")
-            return Place(0, 1, 1, LOOPBACK, "")
-        given: Any = [variables.get(name, "") for name in (launcher.rank, launcher.world_size)]
-        rank, world_size = (int(text) if text.isdecimal() else text for text in given)
+            rank, world_size = 0, 1
     hint = "Give both rank and world_size, or start the script with a launcher, which sets both."
     world_size, rank = as_integer("world_size", world_size, 1, hint), as_integer("rank", rank, 0, hint)
     if rank >= world_size:
@@ -155,9 +157,9 @@ def place_of(
     local_size = 0 if launcher is None else _local_size(launcher, variables)
     # With another number of ranks, the launcher has started a part of the job, and its variables describe this part.
     is_whole = launcher is not None and variables.get(launcher.world_size) == str(world_size)
-    alone = is_whole and local_size == world_size
     if address is None:
-        address = LOOPBACK if launcher is None or alone or world_size == 1 else _first_host(launcher, variables)
+        alone = world_size == 1 or (is_whole and local_size == world_size)
+        address = LOOPBACK if launcher is None or alone else _first_host(launcher, variables)
     elif not isinstance(address, str) or not address or "://" in address:
         raise InvalidParameter.of("address", address, "the name or IP address of the host of rank 0")
     host, job = LOOPBACK if is_loopback(address) else address, ""
@@ -208,9 +210,8 @@ def port_of(place: Place, port: int | None) -> Iterator[int]:
 
     Two loaders that are open at once have different ports. So all ranks must open them in the same order.
     """
-    number = 0
-    while (loader := (place, port, number)) in _open:
-        number += 1
+    number = next(number for number in itertools.count() if (place, port, number) not in _open)
+    loader = place, port, number
     if place.world_size == 1:
         derived = 0
     elif port is None:
@@ -259,12 +260,12 @@ def hosts_of(place: Place) -> tuple[str, str]:
 SET_SECRET = f"Set {VARIABLE} to the same {LEAST_LENGTH} or more random characters on all ranks"
 
 
-def _secret(*, temporary: bool) -> bytes:
+def _secret() -> bytes:
     text = os.environ.get(VARIABLE)
     if text is None:
         try:
-            return user_key(temporary=temporary)
-        except (OSError, RuntimeError) as error:  # RuntimeError: this user does not have a home
+            return user_key()
+        except OSError as error:
             text = f"there is no secret for the ranks of the job, because {error}.\n{SET_SECRET}"
             raise ClusterError(text, transient=False) from error
     if len(text) < LEAST_LENGTH:
@@ -282,7 +283,7 @@ def job_scheme(place: Place, port: int) -> str:
     With TLS, who may connect is up to the certificates.
     """
     uses_tls = Security().require_encryption or dask.config.get("distributed.comm.default-scheme") == "tls"
-    key = b"" if uses_tls else hmac.digest(_secret(temporary=place.address == LOOPBACK), b"dshuffle.spmd", "sha256")
+    key = b"" if uses_tls else hmac.digest(_secret(), b"dshuffle.spmd", "sha256")
     job = hashlib.sha256(f"{place.job}; port {port}".encode()).digest()
     scheme = f"dshuffle-{job.hex()[:16]}"
 
@@ -334,13 +335,32 @@ def job_scheme(place: Place, port: int) -> str:
     return scheme
 
 
-async def insist(attempt: Callable[[], Awaitable[None]], seconds: float, failure: str, hint: str) -> None:
-    """Try something until it succeeds, for some seconds, and say after a while what has not succeeded yet."""
+async def find_port(place: Place, scheme: str, host: str, port: int, seconds: float) -> None:
+    """Wait until rank 0 can listen on a port, or until another rank finds the scheduler of the job there."""
+    if place.rank:
+        failure = f"rank {place.rank} did not find rank 0 on {place.address}, port {port},"
+        hint = (
+            "Look whether rank 0 runs and calls dshuffle.spmd, too, and whether this host reaches it there; address= "
+            "and port= give another address. With srun --kill-on-bad-exit=1, a rank that fails ends the others as well"
+        )
+    else:
+        failure, hint = f"rank 0 could not listen on {host}, port {port}", "Give a free one with port="
+        seconds = FREE_WITHIN
+    connector: Any = backends[scheme].get_connector()
     loop, log_after = asyncio.get_running_loop(), LOG_AFTER
     began = loop.time()
     while True:
         try:
-            return await attempt()
+            if not place.rank:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                return socket.create_server((host, port), family=family).close()
+            # Tornado does not always close the socket of a connection that is refused.
+            _, writer = await within(ANSWER_WITHIN, asyncio.open_connection(host, port))
+            writer.close()
+            call = connector.connect(unparse_host_port(host, port), **Security().get_connection_args("worker"))
+            comm = await within(ANSWER_WITHIN, call)
+            comm.abort()
+            return None
         except OSError as error:
             waited = loop.time() - began
             if waited >= seconds or isinstance(error, OtherSecret):
@@ -349,31 +369,3 @@ async def insist(attempt: Callable[[], Awaitable[None]], seconds: float, failure
             logger.warning("dshuffle: %s within %.0f s", failure, waited)
             log_after = 2 * waited
         await asyncio.sleep(PAUSE)
-
-
-async def listen(host: str, port: int) -> None:
-    """Wait until rank 0 can listen on its port."""
-
-    async def attempt() -> None:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-
-    await insist(attempt, FREE_WITHIN, f"rank 0 could not listen on {host}, port {port}", "Give a free one with port=")
-
-
-async def find_scheduler(place: Place, scheme: str, host: str, port: int, seconds: float) -> None:
-    """Wait until the scheduler of a job listens on a port of a host."""
-    connector: Any = backends[scheme].get_connector()
-
-    async def attempt() -> None:
-        # Tornado does not always close the socket of a connection that is refused.
-        _, writer = await within(ANSWER_WITHIN, asyncio.open_connection(host, port))
-        writer.close()
-        call = connector.connect(unparse_host_port(host, port), **Security().get_connection_args("worker"))
-        (await within(ANSWER_WITHIN, call)).abort()
-
-    failure = f"rank {place.rank} did not find rank 0 on {place.address}, port {port},"
-    hint = (
-        "Look whether rank 0 runs and calls dshuffle.spmd, too, and whether this host reaches it there; address= and "
-        "port= give another address. With srun --kill-on-bad-exit=1, a rank that fails ends the others as well"
-    )
-    await insist(attempt, seconds, failure, hint)

@@ -26,8 +26,8 @@ from dshuffle.launched.connections import place_of
 from dshuffle.launched.rank import CLOSE_WITHIN, Rank, other_process
 from dshuffle.planning.batching import MODES, UNEVEN, Batching
 from dshuffle.runtime import Partition, Shuffler
-from dshuffle.runtime.client.checkpoints import find_checkpoint, write_checkpoint
-from dshuffle.runtime.client.retries import new_or_resumed
+from dshuffle.runtime.client.checkpoints import Checkpoint
+from dshuffle.runtime.client.shuffler import new_or_resumed
 from dshuffle.runtime.settings import as_seconds
 from dshuffle.runtime.worker.worker_plugin import partition_on
 from dshuffle.store import Dataset, as_dataset
@@ -292,7 +292,7 @@ class SpmdLoader:
         """
         self._opened()
         for name, value in objects.items():
-            if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
+            if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
                 raise InvalidParameter.of(name, value, "an object with state_dict and load_state_dict")
             if self._states is not None:
                 if name not in self._states:
@@ -320,7 +320,7 @@ class SpmdLoader:
         if self.rank:
             return {"rank": self.rank}
         self._opened()
-        return self._position(has_model=True)
+        return self._position()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Continue from a state, with any number of ranks. Call it on all ranks, before :meth:`attach`.
@@ -359,7 +359,7 @@ class SpmdLoader:
             raise InvalidParameter.of("checkpoint", None, "a file or an object, to save the position there")
         if not self.rank:
             self._opened()
-            self._write(self._position())
+            Checkpoint(self._checkpoint, self._dataset).write(self._position())
 
     def __enter__(self) -> Self:
         return self
@@ -369,9 +369,9 @@ class SpmdLoader:
             return
         try:
             if error is None:
-                if (epoch := self._epoch) is not None:
+                if self._epoch is not None:
                     with self._rank.errors():
-                        epoch.mark(epoch.n_trained)
+                        self._epoch.mark(self._epoch.n_trained)
                 self._meet("leaves the job", self._end)
         except BaseException as failure:
             error = failure
@@ -466,15 +466,15 @@ class SpmdLoader:
         # All ranks have come. With their names, the session does not wait for a rank that was lost since then.
         options = {**self._options, "on_loss": "raise", "workers": [str(rank) for rank in range(self.world_size)]}
         self._client = Client(rank.worker.scheduler.address, loop=rank.loop, set_as_default=False)
-        saved = state if state is not None or checkpoint is None else find_checkpoint(checkpoint, dataset)
+        saved = state if state is not None or checkpoint is None else Checkpoint(checkpoint, dataset).read()
         if saved is not None and "shares" not in options:
             check_shares(saved["choices"].get("shares"))
-        if state is not None:
-            options.pop("first_epoch", None)
-            return Shuffler.resume(self._client, dataset, state, checkpoint=checkpoint, **options)
-        if checkpoint is None:
+        if checkpoint is not None and state is None:
+            return new_or_resumed(self._client, dataset, checkpoint, saved, options)
+        if state is None:
             return Shuffler(self._client, dataset, **options)
-        return new_or_resumed(self._client, dataset, checkpoint, saved, options)
+        options.pop("first_epoch", None)
+        return Shuffler.resume(self._client, dataset, state, checkpoint=checkpoint, **options)
 
     def _begin_epoch(self, total: int) -> tuple[Any, ...]:
         """Begin the next epoch, and tell where its partitions are. The exchange for the one after it begins as well."""
@@ -493,30 +493,24 @@ class SpmdLoader:
         self._attach()
         list(self._shuffler.epochs(0))
 
-    def _attach(self, *, has_model: bool = False) -> None:
+    def _attach(self) -> None:
         """Attach the states of the objects to the current epoch. A script may keep its model itself."""
-        shuffler = self._shuffler
-        if self._objects or has_model:
+        if self._objects:
             states = {name: on_host(value.state_dict()) for name, value in self._objects.items()}
-            shuffler.attach(states or shuffler.attached, shuffler.epoch)
+            self._shuffler.attach(states, self._shuffler.epoch)
 
-    def _position(self, *, has_model: bool = False) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         """The state of the session, after as many batches of the current epoch on every rank as on this one."""
         epoch = self._epoch
         with self._rank.errors():
-            self._attach(has_model=has_model)
+            self._attach()
             if epoch is not None and epoch.n_trained and not epoch.is_complete:
                 self._rank.mark_all(epoch.number, epoch.n_trained)
             state: dict[str, Any] = self._shuffler.state_dict()
         if epoch is None or not epoch.is_complete:
             return state
         # A complete epoch needs no marks, and the other ranks may still train on their last batch.
-        begun = {name: value for name, value in state.items() if name != "trained_digest"}
-        return {**begun, "epoch": epoch.number + 1, "trained": [], "trained_weights": []}
-
-    def _write(self, state: Mapping[str, Any]) -> None:
-        assert self._checkpoint is not None
-        write_checkpoint(self._checkpoint, state, self._dataset, was_written=True)  # when the session was opened
+        return {**state, "epoch": epoch.number + 1, "trained": [], "trained_digest": None, "trained_weights": []}
 
     def _end(self) -> None:
         """Close the session. All ranks have left their loops."""
@@ -525,7 +519,7 @@ class SpmdLoader:
             self._end_epoch()
         elif epoch is not None and self._checkpoint is not None:
             self._attach()
-            self._write(shuffler.state_dict())
+            shuffler.save(self._checkpoint)
         if shuffler is not None:
             shuffler.close()
         assert self._rank.job is not None

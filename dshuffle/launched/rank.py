@@ -29,7 +29,7 @@ from distributed.utils import LoopRunner, silence_logging_cmgr, sync
 import dshuffle.runtime.scheduler.scheduler_plugin
 import dshuffle.runtime.worker.worker_plugin  # noqa: F401
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed, WorkerLost
-from dshuffle.launched.connections import LOG_AFTER, Place, find_scheduler, hosts_of, job_scheme, listen, port_of
+from dshuffle.launched.connections import LOG_AFTER, Place, find_port, hosts_of, job_scheme, port_of
 from dshuffle.redaction import short_repr
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Job(SchedulerPlugin):
         self.empty = asyncio.Event()
         """Set when the workers of all ranks have gone."""
         self._ranks: dict[str, int] = {}  # by address of the worker
-        self._failure: dict[str, Any] = {}
+        self._failure: tuple[Any, ...] = ()  # whether a rank was lost, why the job fails, and whether that may pass
         self._ended = False
         scheduler.stream_handlers[SAYS] = self.hear
         scheduler.add_plugin(self, name=self.name)
@@ -93,7 +93,7 @@ class Job(SchedulerPlugin):
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
         """A rank has gone."""
         rank, host = self._ranks.pop(worker, None), get_address_host(worker)
-        self._fail(lost=f"rank {rank} of {self.world_size} was lost: its process on {host} has ended")
+        self._fail(True, f"rank {rank} of {self.world_size} was lost: its process on {host} has ended", True)
         if not self._ranks:
             self.empty.set()
 
@@ -108,13 +108,13 @@ class Job(SchedulerPlugin):
     ) -> None:
         """A rank has failed, or has come to a step, for which it may have left an epoch before its end."""
         if failed:
-            self._fail(failed=f"rank {rank} of {self.world_size} has failed: {failed}", transient=transient)
+            self._fail(False, f"rank {rank} of {self.world_size} has failed: {failed}", transient)
         elif self._failure:
-            self._tell([rank], **self._failure)
+            self._tell([rank], failure=self._failure)
         else:
             first, its = next(iter(self.steps.items()), (rank, step))
             if its != step:
-                self._fail(failed=f"rank {first} {its}, and rank {rank} {step}. {ALIKE}", transient=False)
+                self._fail(False, f"rank {first} {its}, and rank {rank} {step}. {ALIKE}", False)
             if early and not self.steps:
                 self._tell(range(self.world_size), early=(*early, f"rank {rank} {step}"))
             self.steps[rank] = step
@@ -131,11 +131,11 @@ class Job(SchedulerPlugin):
         self._ended = True
         self.scheduler._stop_listeners()
 
-    def _fail(self, **failure: Any) -> None:
+    def _fail(self, *failure: Any) -> None:
         """Let all ranks fail. Only the first reason counts."""
         if not self._failure and not self._ended:
             self._failure = failure
-            self._tell(range(self.world_size), **failure)
+            self._tell(range(self.world_size), failure=failure)
 
     def _tell(self, ranks: Container[int], **news: Any) -> None:
         for address, rank in self._ranks.items():
@@ -248,8 +248,8 @@ class Rank:
 
     def mark_all(self, epoch: int, n_batches: int) -> None:
         """Let all ranks note how many batches of an epoch were trained on. For rank 0."""
-        assert self.job is not None
         message = {"op": MARK, "epoch": epoch, "n_batches": n_batches}
+        assert self.job is not None
         sync(self.loop, self.job.scheduler.broadcast, msg=message)
 
     def tell(self, error: BaseException) -> None:
@@ -280,13 +280,13 @@ class Rank:
         options: dict[str, Any] = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
         options |= {"host": host, "protocol": scheme}
         if place.rank == 0:
-            await listen(host, port)
+            await find_port(place, scheme, host, port, 0.0)
             scheduler = _configured(Scheduler, port=port, **options)
             self.job = Job(scheduler, place.world_size)  # before it listens, because other ranks come at once
             await scheduler
             rank_0, port = host, scheduler.port
         else:
-            await find_scheduler(place, scheme, rank_0, port, self._timeout)
+            await find_port(place, scheme, rank_0, port, self._timeout)
         options |= {"memory_limit": MEMORY_LIMIT // max(1, place.local_size), "death_timeout": self._timeout}
         address = f"{scheme}://{unparse_host_port(rank_0, port)}"
         worker = _configured(Worker, address, nthreads=1, name=str(place.rank), **options)
@@ -294,26 +294,20 @@ class Rank:
         self.worker = worker
         await worker
 
-    def _hear(
-        self,
-        answer: Any = None,
-        early: Sequence[Any] = (),
-        lost: str = "",
-        failed: str = "",
-        transient: bool = True,
-    ) -> None:
-        if lost or failed:
-            self._fail(WorkerLost(lost) if lost else PeerFailed(failed, transient=transient))
+    def _hear(self, answer: Any = None, early: Sequence[Any] = (), failure: Sequence[Any] = ()) -> None:
+        if failure:
+            lost, text, transient = failure
+            self._fail((WorkerLost if lost else PeerFailed)(text, transient=transient))
         elif not early:
             self._answers.put(answer)
         else:
             self._early = early
-            if self.batches is not None:
-                try:
+            try:
+                if self.batches is not None:
                     self.check_batch(self.batches.number, self.batches.n_trained)
-                except DShuffleError as error:  # the loop may be in a collective operation
-                    self._say(failed=str(error), transient=False)
-                    self._fail(error)
+            except DShuffleError as error:  # the loop may be in a collective operation
+                self._say(failed=str(error), transient=False)
+                self._fail(error)
 
     def _fail(self, failure: DShuffleError) -> None:
         self._failure = self._failure or failure

@@ -12,9 +12,9 @@ from dshuffle.lazy_names import loader
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.runtime.client.epoch import Epoch as Epoch
     from dshuffle.runtime.client.epoch import gathered as gathered
-    from dshuffle.runtime.client.retries import run_with_retries as run_with_retries
-    from dshuffle.runtime.client.session_widget import watch as watch
     from dshuffle.runtime.client.shuffler import Shuffler as Shuffler
+    from dshuffle.runtime.client.shuffler import run_with_retries as run_with_retries
+    from dshuffle.runtime.client.shuffler import watch as watch
     from dshuffle.runtime.collective import Group as Group
     from dshuffle.runtime.gather.row_gather import permute as permute
     from dshuffle.runtime.gather.row_gather import take as take
@@ -31,9 +31,9 @@ _HOMES = {
     "gathered": "dshuffle.runtime.client.epoch",
     "measure_cluster": "dshuffle.runtime.measure.measurement",
     "permute": "dshuffle.runtime.gather.row_gather",
-    "run_with_retries": "dshuffle.runtime.client.retries",
+    "run_with_retries": "dshuffle.runtime.client.shuffler",
     "take": "dshuffle.runtime.gather.row_gather",
-    "watch": "dshuffle.runtime.client.session_widget",
+    "watch": "dshuffle.runtime.client.shuffler",
 }
 __all__ = sorted(_HOMES)
 

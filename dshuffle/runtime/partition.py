@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, StaleEpoch
 from dshuffle.exchange.cache_partition import RowFile
-from dshuffle.notebook import html_summary
 from dshuffle.planning.cost import as_number
 from dshuffle.planning.exchange_epochs import Weights
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.planning.types import Samples
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.runtime.messages import TrainingTime
-from dshuffle.units import human_bytes, human_count
 
 if TYPE_CHECKING:
     from dshuffle.integrations.torch import PartitionBatches
@@ -37,79 +35,20 @@ READ_AHEAD = 8 * 2**20
 
 
 class PartitionRows:
-    """A worker's rows, of which each array is a column; ``owner`` is in the error after the task has ended."""
+    """A worker's rows, and their file if they are on a disk, until the task has ended that ``owner`` is for."""
 
-    def __init__(self, layout: RowLayout, rows: ByteMatrix, file: RowFile | None, owner: str) -> None:
-        self.layout = layout
-        self._rows: ByteMatrix | None = rows
-        self._file = file
-        self._owner = owner
-        self.read_ahead = 0 if file is None else max(1, READ_AHEAD // max(1, layout.nbytes))
+    def __init__(self, rows: ByteMatrix, file: RowFile | None, owner: str) -> None:
+        self.rows: ByteMatrix | None = rows
+        self.file, self._owner = file, owner
 
     def valid(self) -> ByteMatrix:
         """The rows, if the task has not ended."""
-        if self._rows is None:
+        if self.rows is None:
             raise StaleEpoch(
                 f"{self._owner} was used after its task had ended; copy the arrays that you need before the task "
                 "returns"
             )
-        return self._rows
-
-    def close(self) -> None:
-        """Let go of the rows, because the task has ended."""
-        self._rows = self._file = None
-
-    def dtype(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Dtype and per-sample shape of an array."""
-        column, encoding = self._column(self.valid()[:0], name), self.layout.encoding(name)
-        return column.dtype if encoding is None else np.dtype(encoding.dtype), column.shape[1:]
-
-    def take(self, slots: Samples, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-        """Copy rows: name -> array of shape ``(k, *per-sample shape)``."""
-        rows, file = self.valid(), self._file
-        if file is None:
-            stored = {name: self._column(rows, name)[slots] for name in names}
-        else:
-            most = self.read_ahead
-            rows = self.layout.empty(min(most, len(slots)))
-            columns = {name: self._column(rows, name) for name in names}
-            stored = {name: np.empty((len(slots), *column.shape[1:]), column.dtype) for name, column in columns.items()}
-            for first in range(0, len(slots), most):
-                block = slots[first : first + most]
-                if len(slots) > most:
-                    file.will_need(block)
-                file.read(block, rows[: len(block)])
-                for name, column in columns.items():
-                    stored[name][first : first + most] = column[: len(block)]
-        encodings = self.layout.encoding
-        return {
-            name: values if (encoding := encodings(name)) is None else encoding.decode(values, name)
-            for name, values in stored.items()
-        }
-
-    def matrix(self, name: str, slots: Samples) -> tuple[NDArray[Any], int]:
-        """An array of numbers as columns of a read-only matrix with all rows, and the first of these columns.
-
-        Numbers that are encoded, or not in the machine's byte order, are decoded into a copy. Only its rows ``slots``
-        have values.
-        """
-        rows, (dtype, _) = self.valid(), self.dtype(name)
-        if self.layout.encoding(name) is not None or not dtype.isnative:
-            values = self.take(slots, [name])[name].reshape(len(slots), -1)
-            decoded = np.empty((len(rows), values.shape[1]), dtype.newbyteorder("="))
-            decoded[slots] = values  # in the slots of the other arrays
-            return read_only(decoded), 0
-        return self.layout.matrix(read_only(rows), name)
-
-    def will_need(self, slots: Samples) -> None:
-        """Begin to read rows that will be taken soon."""
-        if self._file is not None:
-            self._file.will_need(slots)
-
-    def _column(self, rows: ByteMatrix, name: str) -> NDArray[Any]:
-        if name not in self.layout.names:
-            raise KeyError(f"no array {name!r} in this dataset; it has {sorted(self.layout.names)}")
-        return self.layout.column(rows, name)
+        return self.rows
 
 
 def read_only(array: NDArray[T]) -> NDArray[T]:
@@ -190,7 +129,9 @@ class Partition:
         self.shares = shares or (len(slots), len(slots))
         self.weights = weights
         self.unequal = unequal or bool(weights)
-        self._rows = PartitionRows(layout, rows, file, f"the partition of rank {rank}, epoch {epoch}")
+        self._layout = layout
+        self._rows = PartitionRows(rows, file, f"the partition of rank {rank}, epoch {epoch}")
+        self._read_ahead = 0 if file is None else max(1, READ_AHEAD // max(1, layout.nbytes))
         self._slots = read_only(slots)
         self._note = note
         self._note_waiting = note_waiting
@@ -200,11 +141,6 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"<Partition rank={self.rank} epoch={self.epoch} samples={len(self)} arrays={list(self.names)}>"
-
-    def _repr_html_(self) -> str:
-        nbytes = human_bytes(len(self) * self._rows.layout.nbytes)
-        facts = {"rank": self.rank, "epoch": self.epoch, "samples": human_count(len(self)), "size": nbytes}
-        return html_summary("Partition", facts, ("array",), [(name,) for name in self.names])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Copy of one array for all samples, in training order: ``(n, *per-sample shape)``."""
@@ -242,12 +178,23 @@ class Partition:
         >>> array[slots, first]
         array([6., 5.], dtype=float32)
         """
-        array, first = self._rows.matrix(name, self._slots)
-        return array, first, self._slots
+        rows, slots, (dtype, _) = self._rows.valid(), self._slots, self.dtype(name)
+        if self._layout.encoding(name) is None and dtype.isnative:
+            return *self._layout.matrix(read_only(rows), name), slots
+        values = self[name].reshape(len(slots), -1)
+        decoded = np.empty((len(rows), values.shape[1]), dtype.newbyteorder("="))
+        decoded[slots] = values  # in the slots of the other arrays
+        return read_only(decoded), 0, slots
 
     def dtype(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Dtype and per-sample shape of an array."""
-        return self._rows.dtype(name)
+        column, encoding = self._column(self._rows.valid()[:0], name), self._layout.encoding(name)
+        return column.dtype if encoding is None else np.dtype(encoding.dtype), column.shape[1:]
+
+    def _column(self, rows: ByteMatrix, name: str) -> NDArray[Any]:
+        if name not in self.names:
+            raise KeyError(f"no array {name!r} in this dataset; it has {sorted(self.names)}")
+        return self._layout.column(rows, name)
 
     def as_stored(self) -> Partition:
         """The same samples in the dataset's order instead of training order, as a baseline without shuffling.
@@ -261,18 +208,13 @@ class Partition:
         >>> stored.sample_ids, stored["x"]
         (array([50, 70]), array([0., 2.], dtype=float32))
         """
-
-        def note(n_samples: int) -> None:
-            if 0 < n_samples < len(self):
-                raise InvalidParameter.of("n_samples", n_samples, f"{len(self)}: this is not the training order")
-            self._note(n_samples)
-
         self._rows.valid()
-        order = np.argsort(self.sample_ids, kind="stable")
+        order, note = np.argsort(self.sample_ids, kind="stable"), self._note
         stored = object.__new__(Partition)
         vars(stored).update(vars(self))  # with the same rows: both end with the task
         stored._slots, stored.sample_ids = read_only(self._slots[order]), read_only(self.sample_ids[order])
-        stored._note = note
+        # Some samples in another order are not the first ones in training order.
+        stored._note = lambda n_samples: note(n_samples if n_samples == len(self) else 0)
         return stored
 
     def mark_trained(self, n_samples: int | None = None) -> None:
@@ -388,8 +330,7 @@ class Partition:
             If the dataset does not have one of the arrays.
         """
         adapter = importlib.import_module("dshuffle.integrations.torch")  # an optional extra, loaded on demand
-        options = {"mode": mode, "arrays": arrays, "device": device}
-        batches: PartitionBatches = adapter.PartitionBatches(self, batch_size, **options)
+        batches: PartitionBatches = adapter.PartitionBatches(self, batch_size, mode=mode, arrays=arrays, device=device)
         return batches
 
     def take(
@@ -414,18 +355,35 @@ class Partition:
         KeyError
             If the dataset does not have one of the arrays.
         """
-        return self._rows.take(self._slots[positions], self.names if names is None else names)
+        rows, file, most = self._rows.valid(), self._rows.file, self._read_ahead
+        slots, names = self._slots[positions], self.names if names is None else names
+        if file is None:
+            stored = {name: self._column(rows, name)[slots] for name in names}
+        else:
+            rows = self._layout.empty(min(most, len(slots)))
+            columns = {name: self._column(rows, name) for name in names}
+            stored = {name: np.empty((len(slots), *column.shape[1:]), column.dtype) for name, column in columns.items()}
+            for first in range(0, len(slots), most):
+                block = slots[first : first + most]
+                if len(slots) > most:
+                    file.will_need(block)
+                file.read(block, rows[: len(block)])
+                for name, column in columns.items():
+                    stored[name][first : first + most] = column[: len(block)]
+        for name, values in stored.items():
+            if (encoding := self._layout.encoding(name)) is not None:
+                stored[name] = encoding.decode(values, name)
+        return stored
 
     def _batches(self, batch_size: int, drop_last: bool, mark: bool) -> Iterator[dict[str, NDArray[Any]]]:
         end = len(self) - len(self) % batch_size if drop_last else len(self)
         if mark:
             self.mark_trained(0)  # the task may run again
-        window = max(2 * batch_size, self._rows.read_ahead)
-        asked = 0
+        window, file, asked = max(2 * batch_size, self._read_ahead), self._rows.file, 0
         for first in range(0, end, batch_size):
-            if self._rows.read_ahead and asked < min(first + batch_size + window // 2, end):
+            if file is not None and asked < min(first + batch_size + window // 2, end):
                 asked, unread = first + batch_size + window, asked
-                self._rows.will_need(self._slots[unread:asked])
+                file.will_need(self._slots[unread:asked])
             yield self.take(slice(first, first + batch_size))
             if mark:
                 self.mark_trained(min(first + batch_size, len(self)))
@@ -434,7 +392,7 @@ class Partition:
 
     def close(self) -> None:
         """Invalidate the partition, and let go of its rows; called when its task has ended."""
-        self._rows.close()
+        self._rows.rows = self._rows.file = None
         self._note = lambda n_samples: None  # what notes it knows the rows
 
     def __reduce__(self) -> NoReturn:

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 
-def partition() -> Partition:
+def partition():
     layout = RowLayout.of({"y": (np.dtype("i8"), ())})
     rows = layout.empty(N_SAMPLES)
     layout.column(rows, "y")[:] = np.arange(N_SAMPLES)
@@ -46,21 +46,21 @@ class Ids:
     loads_late = False
     """Whether a state is loaded when an iteration begins, so that a set_epoch before `load` is one after it."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         options = {"assignment": "partial:0.3", **self.options}
         self.positioned: Any = ExchangeSampler(3 * N_SAMPLES + 1, rank=1, num_replicas=3, **options)
         self.items: Any = self.positioned
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.positioned.set_epoch(epoch)
 
-    def state(self, n_given: int) -> dict[str, Any]:
+    def state(self, n_given):
         return self.positioned.state_dict()
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state):
         self.positioned.load_state_dict(state)
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return (item if isinstance(item, int) else item.tolist() for item in self.items)
 
 
@@ -71,16 +71,16 @@ class LoadedIds(Ids):
     workers: int = 0
     persistent: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         super().__post_init__()
         self.items = self.loader(importlib.import_module("torch.utils.data").DataLoader)
 
-    def loader(self, kind: Any) -> Any:
+    def loader(self, kind):
         samples = list(range(3 * N_SAMPLES + 1))
         workers = {"num_workers": self.workers, "persistent_workers": self.persistent}
         return kind(samples, batch_size=BATCH_SIZE, sampler=self.positioned, **workers)
 
-    def state(self, n_given: int) -> dict[str, Any]:
+    def state(self, n_given):
         state = super().state(n_given)
         if self.workers:  # they ask for ids ahead of training, so the script says how many were trained on
             state["yielded"] = min(n_given * BATCH_SIZE, len(self.positioned))
@@ -93,10 +93,10 @@ class Batches(Ids):
 
     mode: str = "drop"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.items = self.positioned = partition().to_torch(BATCH_SIZE, mode=self.mode, arrays=("y",))
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return (y.tolist() for (y,) in self.items)
 
 
@@ -105,21 +105,21 @@ class Stateful(Ids):
 
     loads_late = True
 
-    def state(self, n_given: int) -> dict[str, Any]:
+    def state(self, n_given):
         return self.items.state_dict()
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state):
         self.items.load_state_dict(state)
 
 
 class StatefulLoader(Stateful, LoadedIds):
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         Ids.__post_init__(self)
         self.items = self.loader(pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader)
 
 
 class StatefulBatches(Stateful, Batches):
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         Batches.__post_init__(self)
         data = pytest.importorskip("torchdata.stateful_dataloader")
         self.items = data.StatefulDataLoader(self.positioned, batch_size=None)
@@ -128,7 +128,7 @@ class StatefulBatches(Stateful, Batches):
 class LoadedBatches(Batches):
     """``to_torch`` in a DataLoader, without worker processes, which it refuses (see test_torch.py)."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         super().__post_init__()
         data = importlib.import_module("torch.utils.data")
         self.items = data.DataLoader(self.positioned, batch_size=None)
@@ -150,25 +150,25 @@ ITERATORS = {
 }
 
 
-def named(name: str) -> Any:
+def named(name):
     """A parameter of tests: all iterators but the bare samplers need PyTorch."""
     return pytest.param(name, marks=() if name.startswith("sampler") else pytest.mark.torch)
 
 
 @pytest.fixture(params=map(named, ITERATORS))
-def make(request: Any) -> Any:
+def make(request):
     if not request.param.startswith("sampler"):
         request.getfixturevalue("torch")
     return ITERATORS[request.param]
 
 
-def whole(make: Any, epoch: int) -> list[Any]:
+def whole(make, epoch):
     iterator = make()
     iterator.set_epoch(epoch)
     return list(iterator)
 
 
-def stopped(make: Any, n_given: int | None, epoch: int = EPOCH) -> tuple[Any, list[Any], dict[str, Any]]:
+def stopped(make, n_given, epoch=EPOCH):
     """An iterator that has given some items (None for all), these items, and its state."""
     iterator = make()
     iterator.set_epoch(epoch)

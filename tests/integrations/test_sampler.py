@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import repeat
 from unittest.mock import patch
 
 import numpy as np
@@ -16,9 +17,18 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.integrations import sampler as sampler_module
 from dshuffle.integrations.sampler import ExchangeSampler
-from dshuffle.planning import Choices, Classes, EpochPlanner, ShuffleSpec, parse_assignment
+from dshuffle.planning import Choices, Classes, EpochPlanner, ShuffleSpec
 
 from ..conftest import at_most
+
+
+def moves(samplers):
+    """What comes and what goes on all ranks: samples, with the ranks that they leave and come to."""
+    coming, going = Counter(), Counter()
+    for number, rank in enumerate(samplers):
+        coming.update(zip(rank.arrived.tolist(), rank.sources.tolist(), repeat(number)))
+        going.update(zip(rank.departed.tolist(), repeat(number), rank.destinations.tolist()))
+    return coming, going
 
 
 @at_most(30)
@@ -40,45 +50,24 @@ def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
     if n_classes and assignment in ("global", "local"):
         sharding, labels = "random", np.arange(n_samples) % n_classes
 
-    epochs = {} if assignment == "local" or every == 1 else {"every": every, "between": between}
-
-    def ranks(mode):
-        options = {
-            **epochs,
-            "assignment": assignment,
-            "sharding": sharding,
-            "balance": labels,
-            "seed": seed,
-            "mode": mode,
-        }
-        return [ExchangeSampler(n_samples, rank=rank, num_replicas=world_size, **options) for rank in range(world_size)]
-
-    spec = ShuffleSpec(
-        n_samples,
-        world_size,
-        Choices(
-            assignment=parse_assignment(assignment),
-            delivery="peer",
-            sharding=sharding,
-            balance=None if labels is None else Classes.of("y", labels),
-            seed=seed,
-            **epochs,
-        ),
-    )
-    planner = EpochPlanner(spec)
-    samplers = {mode: ranks(mode) for mode in ("uneven", "pad", "drop")}
+    options = {"assignment": assignment, "sharding": sharding, "seed": seed}
+    options |= {} if assignment == "local" or every == 1 else {"every": every, "between": between}
+    samplers = {
+        mode: [
+            ExchangeSampler(n_samples, world_size, rank, balance=labels, mode=mode, **options)
+            for rank in range(world_size)
+        ]
+        for mode in ("uneven", "pad", "drop")
+    }
+    classes = None if labels is None else Classes.of("y", labels)
+    planner = EpochPlanner(ShuffleSpec(n_samples, world_size, Choices(delivery="peer", balance=classes, **options)))
     held = [set() for _ in range(world_size)]
     for epoch in range(4):
         plan = planner.advance() if epoch else planner.load()
         for all_ranks in samplers.values():
             for sampler in all_ranks:
                 sampler.set_epoch(epoch)
-        coming, going = Counter(), Counter()
-        for rank, sampler in enumerate(samplers["uneven"]):
-            moves = zip(sampler.arrived.tolist(), sampler.sources.tolist(), strict=True)
-            coming.update((sample, source, rank) for sample, source in moves)
-            moves = zip(sampler.departed.tolist(), sampler.destinations.tolist(), strict=True)
-            going.update((sample, rank, destination) for sample, destination in moves)
+        coming, going = moves(samplers["uneven"])
         if epoch:
             assert coming == going
             assert all(sample in held[source] for sample, source, _ in coming)
@@ -114,13 +103,9 @@ def test_samples_are_followed_back_through_few_exchanges(q, n, every, between, j
         length = every * max(1, (2 * q // n) * n // q)
         held = [set(rank.held.tolist()) for rank in ranks]
         for epoch in range(1, jump + 2):
-            coming, going = Counter(), Counter()
-            for number, rank in enumerate(ranks):
+            for rank in ranks:
                 rank.set_epoch(epoch)
-                moves = zip(rank.arrived.tolist(), rank.sources.tolist(), strict=True)
-                coming.update((sample, source, number) for sample, source in moves)
-                moves = zip(rank.departed.tolist(), rank.destinations.tolist(), strict=True)
-                going.update((sample, number, destination) for sample, destination in moves)
+            coming, going = moves(ranks)
             assert coming == going
             assert all(sample in held[source] for sample, source, _ in coming)
             held = [set(rank.held.tolist()) for rank in ranks]

@@ -11,8 +11,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,6 +63,15 @@ def counts(results, epoch):
     return Counter(itertools.chain.from_iterable(rank.get(epoch, []) for rank in results))
 
 
+def torchrun(folder, script, *arguments, options=("--nproc-per-node", "2")):
+    """Run a script under torchrun."""
+    (folder / "train.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, "train.py"]
+    command += map(str, arguments)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, cwd=folder)
+
+
 class Model:
     """A model that has seen some samples."""
 
@@ -104,7 +111,7 @@ def store(tmp_path):
 def in_threads(store, free_port):
     """Run a function on the loader of every rank, in threads, and return what it returned or raised on each."""
 
-    def run(n_ranks: int, loop: Callable[[dshuffle.launched.loader.SpmdLoader], object], by_rank=None, **options):
+    def run(n_ranks, loop, by_rank=None, **options):
         results: list[object] = [None] * n_ranks
 
         def rank_of(rank):
@@ -131,7 +138,7 @@ def in_threads(store, free_port):
 class Ranks:
     """Processes of one script, as a launcher starts them."""
 
-    def __init__(self, script: Path, arguments: list[str], n_ranks: int, job: str) -> None:
+    def __init__(self, script, arguments, n_ranks, job):
         path = os.pathsep.join(filter(None, sys.path))
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PMI"))}
         environment |= {"PYTHONPATH": path, "WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks)}
@@ -144,7 +151,7 @@ class Ranks:
             for rank in range(n_ranks)
         ]
 
-    def end(self, seconds: float = 100) -> tuple[list[int], list[str]]:
+    def end(self, seconds=100):
         """Wait for the ends of all ranks; their exit codes, and what they wrote to stderr. No process may be left."""
         end = time.monotonic() + seconds
         try:
@@ -163,7 +170,7 @@ def in_processes(tmp_path, free_port):
     """Start a script as the ranks of a job."""
     started = []
 
-    def start(script: str, *arguments: object, n_ranks: int = 2) -> Ranks:
+    def start(script, *arguments, n_ranks=2):
         path = tmp_path / f"script{len(started)}.py"
         path.write_text(script)
         started.append(Ranks(path, [str(argument) for argument in arguments], n_ranks, f"{free_port}{len(started)}"))

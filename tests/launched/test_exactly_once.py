@@ -101,11 +101,6 @@ def test_ranks_that_differ_are_refused(in_threads, store, tmp_path, name, first,
         assert not error.transient
 
 
-def test_a_batch_larger_than_a_share_is_refused(in_threads):
-    for error in in_threads(2, all_epochs(1), batch_size=60):
-        assert "batch_size=60 is not allowed; it must be in [1, 51]" in str(error)
-
-
 @pytest.mark.parametrize(("variables", "is_warned"), [({}, True), ({"RANK": "0", "WORLD_SIZE": "1"}, False)])
 def test_a_process_without_a_launcher_is_the_only_rank(variables, is_warned, store, caplog, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import contextlib
 from collections import Counter
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
-import dshuffle
+from .conftest import torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -58,14 +57,6 @@ with open(f"{folder}/done-{attempt}-{rank}", "w") as file:
 """
 
 
-def torchrun(tmp_path, script, *arguments, options=("--nproc-per-node", "2"), seconds=400):
-    path = tmp_path / "train.py"
-    path.write_text(script)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, str(path), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, cwd=tmp_path)
-
-
 def counts(folder, epoch):
     return Counter(np.concatenate([np.load(path) for path in folder.glob(f"{epoch}-*.npy")]).tolist())
 
@@ -85,42 +76,14 @@ def test_a_script_under_torchrun(torch, tmp_path, store, kill):
         assert counts(folder, epoch) == Counter(range(103))
 
 
-def test_batches_on_a_device(torch, store):
-    options = {"batch_size": 8, "rank": 0, "world_size": 1, "arrays": ["x", "id"]}
-    with dshuffle.spmd(store, device="cpu", **options) as loader:
-        batches = list(next(loader.epochs(1)))
-    assert {(x.dtype, number.dtype) for x, number in batches} == {(torch.float32, torch.int64)}
-    assert Counter(torch.cat([number for _, number in batches]).tolist()) == Counter(range(103))
-    with pytest.raises(dshuffle.InvalidParameter, match="device='gpu'"):
-        dshuffle.spmd(store, device="gpu", **options)
-
-
 def test_the_next_batch_is_copied_while_one_is_trained_on(torch, monkeypatch):
     """On CUDA, which the tests do not have: streams and copies are recorded, and done by the CPU."""
     from dshuffle.integrations.torch import on_card
 
-    log = []
-
-    class Stream:
-        def __init__(self, where=None):
-            pass
-
-        def wait_stream(self, other):
-            log.append("wait")
-
-    class On:
-        def __init__(self, stream):
-            pass
-
-        def __enter__(self):
-            log.append("copy")
-
-        def __exit__(self, *_):
-            pass
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", On)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    log, cuda = [], MagicMock()
+    cuda.stream.side_effect = lambda stream: log.append("copy") or contextlib.nullcontext()
+    cuda.current_stream.return_value.wait_stream.side_effect = lambda stream: log.append("wait")
+    monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: log.append("record"))
     batches = on_card(lambda number: (np.full(2, number),), 3, torch.device("cpu"))

@@ -5,8 +5,10 @@ Functions that workers run are nested ones or lambdas: those travel by value, an
 
 from __future__ import annotations
 
+import contextlib
 import time
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Scheduler, SpecCluster, Worker
@@ -64,6 +66,19 @@ def cluster_of():
         )
 
     return cluster_of
+
+
+@pytest.fixture(scope="package")
+def client_of(cluster_of):
+    """Make a cluster in this process, of named workers or of a number of them, with some settings, and a client."""
+
+    @contextlib.contextmanager
+    def client_of(workers, settings=()):
+        workers = {str(name): {} for name in range(workers)} if isinstance(workers, int) else workers
+        with dask.config.set(dict(settings)), cluster_of(workers) as cluster, Client(cluster) as client:
+            yield client
+
+    return client_of
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from dshuffle import Dataset, Shuffler, create_dataset, run_with_retries
+from dshuffle import Shuffler, create_dataset, run_with_retries
 from dshuffle.errors import CheckpointError, InvalidParameter
 
 from .conftest import OPTIONS
@@ -78,23 +77,23 @@ RETRYING: dict[str, list[Any]] = {
 }
 
 
-def cases(table: dict[str, list[Any]]) -> list[Any]:
+def cases(table):
     return [pytest.param(name, value, id=f"{name}-{value!r}") for name in table for value in table[name]]
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client():
     with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def dataset() -> Dataset:
+def dataset():
     arrays = {"x": np.arange(100.0), "y": np.arange(100)}
     return create_dataset("memory://bad-input", arrays, overwrite=True)
 
 
-def test_all_parameters_and_settings_are_here() -> None:
+def test_all_parameters_and_settings_are_here():
     names = {name for name in inspect.signature(Shuffler).parameters if not name.startswith("_")}
     assert PARAMETERS.keys() == names
     text = (DOCS / "settings.md").read_text()
@@ -102,7 +101,7 @@ def test_all_parameters_and_settings_are_here() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), cases(PARAMETERS))
-def test_a_wrong_value_of_a_parameter(client: Client, dataset: Dataset, name: str, value: Any) -> None:
+def test_a_wrong_value_of_a_parameter(client, dataset, name, value):
     keywords: dict[str, Any] = {"client": client, "dataset": dataset, name: value}
     if name == "cluster":
         keywords["delivery"] = "auto"
@@ -113,14 +112,14 @@ def test_a_wrong_value_of_a_parameter(client: Client, dataset: Dataset, name: st
 
 
 @pytest.mark.parametrize(("name", "value"), cases(SETTINGS))
-def test_a_wrong_value_of_a_setting(client: Client, dataset: Dataset, name: str, value: Any) -> None:
+def test_a_wrong_value_of_a_setting(client, dataset, name, value):
     with dask.config.set({name: value}), pytest.raises(InvalidParameter) as caught:
         Shuffler(client, dataset)
     assert f"{name}={value!r} is not allowed; it must be " in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "value"), cases(RETRYING))
-def test_a_wrong_value_of_a_parameter_of_retrying(client: Client, dataset: Dataset, name: str, value: Any) -> None:
+def test_a_wrong_value_of_a_parameter_of_retrying(client, dataset, name, value):
     keywords: dict[str, Any] = {"dataset": dataset, "checkpoint": "memory://bad-input-state/run.json", name: value}
     with pytest.raises(InvalidParameter) as caught:
         run_with_retries(lambda shuffler: pytest.fail("it must not train"), lambda: client, **keywords)
@@ -128,7 +127,7 @@ def test_a_wrong_value_of_a_parameter_of_retrying(client: Client, dataset: Datas
 
 
 @pytest.mark.slow
-def test_a_wrong_rate_of_a_worker_is_its_error(tmp_path: Path) -> None:
+def test_a_wrong_rate_of_a_worker_is_its_error(tmp_path):
     """Workers read rates in their own processes."""
     copy = create_dataset(tmp_path / "d.zarr", {"x": np.arange(10.0)})
     with LocalCluster(n_workers=1, processes=True, **OPTIONS) as cluster, Client(cluster) as client:
@@ -148,9 +147,7 @@ def test_a_wrong_rate_of_a_worker_is_its_error(tmp_path: Path) -> None:
         ({"assignment": "chunks:40"}, [[61, 0]]),  # chunks of 40, 40 and 20 samples: 60 at most
     ],
 )
-def test_a_state_with_more_samples_than_a_rank_has(
-    client: Client, dataset: Dataset, choices: dict[str, Any], trained: list[list[int]]
-) -> None:
+def test_a_state_with_more_samples_than_a_rank_has(client, dataset, choices, trained):
     with Shuffler(client, dataset, **choices) as shuffler:
         state = shuffler.state_dict()
     state["trained"] = trained
@@ -158,7 +155,7 @@ def test_a_state_with_more_samples_than_a_rank_has(
         Shuffler.resume(client, dataset, state)
 
 
-def test_a_state_with_all_samples_that_a_rank_has(client: Client, dataset: Dataset) -> None:
+def test_a_state_with_all_samples_that_a_rank_has(client, dataset):
     with Shuffler(client, dataset, assignment="chunks:40") as shuffler:
         state = shuffler.state_dict()
         sizes = client.gather(next(shuffler.epochs(1)).map(len))

@@ -48,17 +48,6 @@ def test_every_epoch_is_exactly_once_and_balanced(threads, labelled, check_order
     assert {str(record.choices.balance) for record in shuffler.records} == {"label"}
 
 
-@pytest.mark.parametrize(("assignment", "delivery"), [("global", "peer"), ("global", "clique"), ("local", "server")])
-def test_on_processes(processes, labelled, check_orders, assignment, delivery):
-    job = {"assignment": assignment, "delivery": delivery, "sharding": "stratified:label", "balance": "label"}
-    with Shuffler(processes, labelled, **job) as shuffler:
-        for parts in check_orders(shuffler, 5):
-            ranks = np.empty(1000, int)
-            for rank, part in enumerate(parts):
-                ranks[part] = rank
-            assert max(spreads(ranks, 3)) <= 1
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

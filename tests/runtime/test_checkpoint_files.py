@@ -8,56 +8,55 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from distributed import Client
 
 import dshuffle
-from dshuffle import Dataset, Shuffler, create_dataset
+from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CheckpointError, DatasetError, MixingWarning
-from dshuffle.runtime.client import checkpoints
-from dshuffle.runtime.client.checkpoints import CheckpointFile, read_checkpoint
+from dshuffle.runtime.client.checkpoints import Checkpoint
 from dshuffle.store.places import write_object
 
 HOLD = """
 import sys
-from dshuffle.runtime.client.checkpoints import CheckpointFile
-file = CheckpointFile(sys.argv[1], None)
+import dshuffle
+from dshuffle.runtime.client.checkpoints import Checkpoint
+file = Checkpoint(sys.argv[1], dshuffle.create_dataset(None, {"x": [1.0]}))
+file.lock()
 print("locked", flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.fixture(scope="module")
-def client(cluster_of) -> Iterator[Client]:
+def client(cluster_of):
     with cluster_of({str(name): {} for name in range(3)}) as cluster, Client(cluster) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def dataset() -> Dataset:
+def dataset():
     return create_dataset("memory://checkpoint-files", {"x": np.arange(90.0)}, chunk_rows=10, overwrite=True)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path):
     return tmp_path / "new" / "run.json"
 
 
-def train(shuffler: Shuffler, client: Client) -> None:
+def train(shuffler, client):
     for epoch in shuffler.epochs(1):
         client.gather(epoch.map(len))
 
 
-def names(place: Path) -> list[str]:
+def names(place):
     return sorted(os.listdir(place.parent))
 
 
-def test_only_the_user_can_read_a_checkpoint(client: Client, dataset: Dataset, place: Path) -> None:
+def test_only_the_user_can_read_a_checkpoint(client, dataset, place):
     earlier = os.umask(0)
     try:
         with Shuffler(client, dataset, checkpoint=place) as shuffler:
@@ -68,7 +67,7 @@ def test_only_the_user_can_read_a_checkpoint(client: Client, dataset: Dataset, p
         os.umask(earlier)
 
 
-def test_a_link_is_refused_before_a_session_opens(client: Client, dataset: Dataset, tmp_path: Path) -> None:
+def test_a_link_is_refused_before_a_session_opens(client, dataset, tmp_path):
     target, link = tmp_path / "target.json", tmp_path / "run.json"
     with Shuffler(client, dataset, checkpoint=target) as shuffler:
         train(shuffler, client)
@@ -85,35 +84,39 @@ def test_a_link_is_refused_before_a_session_opens(client: Client, dataset: Datas
 class Planted:
     """Whoever unpickles it makes a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("way", ["others can write it", "link", "folder", "other user", "its user"])
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("others can write it", "run.json has the mode 0620, so other users can write it. Change it to 0600"),
+        ("link", "cannot be read .*symbolic links"),
+        ("other user", r"belongs to the user \d+, and not to 12345"),
+        ("folder", ""),  # whatever others put there is theirs
+        ("its user", ""),
+    ],
+)
 def test_a_checkpoint_that_another_user_may_have_written_is_not_read(
-    client: Client, dataset: Dataset, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+    client, dataset, place, tmp_path, monkeypatch, way, says
+):
     bait = tmp_path / "ran"
     with Shuffler(client, dataset, checkpoint=place) as shuffler:
         shuffler.attach(Planted(bait))
         train(shuffler, client)
-    says = ""
-    match way:
-        case "others can write it":
-            place.chmod(0o620)
-            says = "run.json has the mode 0620, so other users can write it. Change it to 0600"
-        case "link":
-            place = place.with_name("link.json")
-            place.symlink_to("run.json")
-            says = "cannot be read .*symbolic links"
-        case "folder":  # whatever others put there is theirs
-            place.parent.chmod(0o777)
-        case "other user":
-            monkeypatch.setattr(os, "geteuid", lambda: 12345)
-            says = r"belongs to the user \d+, and not to 12345"
+    if way == "others can write it":
+        place.chmod(0o620)
+    elif way == "link":
+        place = place.with_name("link.json")
+        place.symlink_to("run.json")
+    elif way == "other user":
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    elif way == "folder":
+        place.parent.chmod(0o777)
     if not says:
         with Shuffler.resume(client, dataset, place) as shuffler:
             assert shuffler.attached is None
@@ -127,7 +130,7 @@ def test_a_checkpoint_that_another_user_may_have_written_is_not_read(
     assert not bait.exists()
 
 
-def test_two_open_sessions_cannot_have_one_checkpoint(client: Client, dataset: Dataset, place: Path) -> None:
+def test_two_open_sessions_cannot_have_one_checkpoint(client, dataset, place):
     mine = f"is in use by another open session .process {os.getpid()} on "
     with Shuffler(client, dataset, checkpoint=place) as shuffler:
         with pytest.raises(CheckpointError, match=mine):  # also before there is a checkpoint
@@ -142,21 +145,19 @@ def test_two_open_sessions_cannot_have_one_checkpoint(client: Client, dataset: D
 
 
 @pytest.mark.parametrize("how", ["resume", "run_with_retries"])
-def test_a_checkpoint_is_read_once_nobody_else_writes_it(
-    client: Client, dataset: Dataset, place: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_a_checkpoint_is_read_once_nobody_else_writes_it(client, dataset, place, monkeypatch, how):
     """The other session trains on an epoch and ends, just before this one has the lock."""
     other = Shuffler(client, dataset, checkpoint=place)
     train(other, client)
 
-    lock = checkpoints._locked
+    lock = Checkpoint.lock
 
-    def locked(path: str) -> int:
+    def locked(self, **options):
         train(other, client)
         other.close()
-        return lock(path)
+        lock(self, **options)
 
-    monkeypatch.setattr(checkpoints, "_locked", locked)
+    monkeypatch.setattr(Checkpoint, "lock", locked)
     if how == "resume":
         with Shuffler.resume(client, dataset, place) as shuffler:
             assert shuffler.next_epoch == 2
@@ -167,10 +168,8 @@ def test_a_checkpoint_is_read_once_nobody_else_writes_it(
         )
 
 
-def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(
-    client: Client, dataset: Dataset, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> str:
+def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(client, dataset, place, monkeypatch):
+    def refuse(*_):
         raise MixingWarning("no")
 
     with monkeypatch.context() as patch:
@@ -179,12 +178,12 @@ def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(
             Shuffler(client, dataset, checkpoint=place)
     with pytest.raises(MixingWarning):
         Shuffler(client, dataset, assignment="partial:1.0", checkpoint=place)
-    CheckpointFile(place, dataset).release()
+    Checkpoint(place, dataset).lock()
     assert caught.value.__traceback__ is not None  # nobody had to free the frames of the error
 
 
 @pytest.mark.slow
-def test_a_lock_goes_away_with_its_process(dataset: Dataset, place: Path) -> None:
+def test_a_lock_goes_away_with_its_process(dataset, place):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -192,26 +191,21 @@ def test_a_lock_goes_away_with_its_process(dataset: Dataset, place: Path) -> Non
         assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
         with pytest.raises(CheckpointError, match=f"in use by another open session .process {holder.pid} on "):
-            CheckpointFile(place, dataset)
+            Checkpoint(place, dataset).lock()
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-    CheckpointFile(place, dataset).release()
+    Checkpoint(place, dataset).lock()
 
 
 @pytest.mark.parametrize(
     ("error", "transient"), [(OSError(errno.EROFS, "read only"), False), (DatasetError("busy", transient=True), True)]
 )
 def test_a_place_that_cannot_be_written_is_refused_at_the_start(
-    client: Client,
-    dataset: Dataset,
-    monkeypatch: pytest.MonkeyPatch,
-    sessions_left: Callable[[Client], tuple[int, int]],
-    error: Exception,
-    transient: bool,
-) -> None:
+    client, dataset, monkeypatch, sessions_left, error, transient
+):
     """Also where there are no locks, as in an object store."""
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_):
         raise error
 
     monkeypatch.setattr("dshuffle.runtime.client.checkpoints.write_object", refuse)
@@ -221,12 +215,10 @@ def test_a_place_that_cannot_be_written_is_refused_at_the_start(
     assert sessions_left(client) == (0, 0)
 
 
-def test_an_open_session_waits_for_the_place_of_its_checkpoint(
-    client: Client, dataset: Dataset, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_open_session_waits_for_the_place_of_its_checkpoint(client, dataset, place, monkeypatch, caplog):
     failures = iter([errno.EACCES, errno.ESTALE])  # nothing is lasting where a checkpoint was written before
 
-    def write(*args: Any) -> None:
+    def write(*args):
         if (error := next(failures, None)) is not None:
             raise OSError(error, os.strerror(error))
         write_object(*args)
@@ -235,5 +227,5 @@ def test_an_open_session_waits_for_the_place_of_its_checkpoint(
         monkeypatch.setattr("dshuffle.runtime.client.checkpoints.write_object", write)
         train(shuffler, client)
     assert next(failures, None) is None
-    assert caplog.text.count("cannot be written ([Errno 13] Permission denied). It is tried again for 10 s") == 1
-    assert read_checkpoint(place, dataset)["epoch"] == 1
+    assert caplog.text.count("stays as it is ([Errno 13] Permission denied). It is tried again for 10 s") == 1
+    assert Checkpoint(place, dataset).read_state()["epoch"] == 1

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import dask.array
 import numpy as np
@@ -18,7 +16,7 @@ import pytest
 from distributed import Client
 
 import dshuffle
-from dshuffle import Dataset, Shuffler, create_dataset
+from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import ClusterError
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.measure.measurement import diagnose
@@ -35,13 +33,13 @@ RECONNECT = 4.0
 
 
 @pytest.fixture
-def processes(tmp_path: Path) -> Iterator[tuple[Client, int]]:
+def processes(tmp_path):
     """A client of a cluster of three processes, and the process of its scheduler."""
     file = str(tmp_path / "scheduler.json")
     place = ["--scheduler-file", file, "--no-dashboard"]
     with contextlib.ExitStack() as running:
 
-        def start(what: str, *options: str) -> int:
+        def start(what, *options):
             process = subprocess.Popen([sys.executable, "-m", f"distributed.cli.{what}", *place, *options])
             running.enter_context(process)
             running.callback(process.kill)
@@ -63,23 +61,21 @@ def processes(tmp_path: Path) -> Iterator[tuple[Client, int]]:
 
 
 @pytest.fixture
-def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def reconnects_soon(monkeypatch):
     monkeypatch.setattr("dshuffle.runtime.client.session_client.RECONNECT", RECONNECT)
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
+def dataset(tmp_path):
     return create_dataset(tmp_path / "d.zarr", {"x": np.arange(100.0)})
 
 
 @pytest.mark.parametrize(("how", "fails"), [(signal.SIGKILL, True), (signal.SIGSTOP, False)])
-def test_the_block_is_left(
-    processes: tuple[Client, int], dataset: Dataset, how: signal.Signals, fails: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_block_is_left(processes, dataset, how, fails, caplog):
     client, scheduler = processes
     struck = []
 
-    def train() -> None:
+    def train():
         with Shuffler(client, dataset) as shuffler:
             client.gather(next(shuffler.epochs(2)).map(len))
             os.kill(scheduler, how)
@@ -97,9 +93,7 @@ def test_the_block_is_left(
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_session_whose_epochs_have_ended_is_left_without_an_error(
-    processes: tuple[Client, int], dataset: Dataset, how: signal.Signals, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_session_whose_epochs_have_ended_is_left_without_an_error(processes, dataset, how, caplog):
     """A scheduler that is busy for some seconds is no reason to fail when everything was trained on."""
     client, scheduler = processes
     with Shuffler(client, dataset) as shuffler:
@@ -114,12 +108,12 @@ def test_a_session_whose_epochs_have_ended_is_left_without_an_error(
         assert re.search(GONE, caplog.text)
 
 
-def test_the_block_is_left_while_tasks_run(processes: tuple[Client, int], dataset: Dataset) -> None:
+def test_the_block_is_left_while_tasks_run(processes, dataset):
     """Whether the tasks have ended cannot be known any more."""
     client, scheduler = processes
     struck = []
 
-    def train() -> None:
+    def train():
         with Shuffler(client, dataset) as shuffler:
             next(shuffler.epochs(2)).map(lambda partition: time.sleep(60))
             os.kill(scheduler, signal.SIGSTOP)
@@ -131,7 +125,7 @@ def test_the_block_is_left_while_tasks_run(processes: tuple[Client, int], datase
 
 
 @pytest.mark.usefixtures("reconnects_soon")
-def test_an_epoch_is_not_waited_for(processes: tuple[Client, int], dataset: Dataset) -> None:
+def test_an_epoch_is_not_waited_for(processes, dataset):
     client, scheduler = processes
     with contextlib.suppress(ClusterError), Shuffler(client, dataset) as shuffler:
         epochs = shuffler.epochs(2)
@@ -146,7 +140,7 @@ def test_an_epoch_is_not_waited_for(processes: tuple[Client, int], dataset: Data
 
 
 @pytest.mark.usefixtures("reconnects_soon")
-def test_a_session_does_not_open(processes: tuple[Client, int], dataset: Dataset) -> None:
+def test_a_session_does_not_open(processes, dataset):
     client, scheduler = processes
     os.kill(scheduler, signal.SIGSTOP)
     started = time.monotonic()
@@ -156,9 +150,7 @@ def test_a_session_does_not_open(processes: tuple[Client, int], dataset: Dataset
     assert not re.search("version", str(caught.value))
 
 
-def test_a_stopped_scheduler_does_not_say_which_workers_there_are(
-    processes: tuple[Client, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_scheduler_does_not_say_which_workers_there_are(processes, monkeypatch):
     client, scheduler = processes
     assert len(cluster_info(client)["workers"]) == 2
     os.kill(scheduler, signal.SIGSTOP)

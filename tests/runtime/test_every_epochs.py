@@ -74,13 +74,6 @@ def test_more_workers_go_on_in_the_middle_of_an_epoch(processes, threads, small,
         assert later == expected_orders(5, stop + 1, stop + 2, every=2, **way)[0]
 
 
-def test_a_state_is_not_gone_on_with_by_another_k(threads, small):
-    with Shuffler(threads, small, every=2) as shuffler:
-        state = shuffler.state_dict()
-    with pytest.raises(InvalidParameter, match=r"every=3 is not allowed; it must be left out, or 2 as before"):
-        Shuffler.resume(threads, small, state, every=3)
-
-
 def test_what_cannot_be_is_refused_before_anything_opens(threads, small, sessions_left):
     for wrong in ({"every": 0}, {"every": 2, "assignment": "local"}, {"between": "reverse"}, {"every": "two"}):
         with pytest.raises(InvalidParameter, match=r"every=|between="):

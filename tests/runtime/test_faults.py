@@ -12,7 +12,7 @@ import time
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Status, wait
+from distributed import Client, Status, wait
 from distributed.comm import connect
 from distributed.utils_test import captured_logger
 from distributed.versions import get_versions
@@ -26,7 +26,7 @@ from dshuffle.runtime.session_spec import DatasetReference
 from dshuffle.runtime.worker import worker_plugin
 from dshuffle.runtime.worker.session import WorkerSession
 
-from .conftest import OPTIONS, address_of
+from .conftest import address_of
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -49,8 +49,8 @@ def set_status(client, name, status, eventually):
 # -- paused workers ------------------------------------------------------------------------------------------------
 
 
-def test_a_paused_worker_does_not_take_part(cluster_of, small, check_orders, eventually, caplog):
-    with cluster_of(NAMES) as cluster, Client(cluster) as client:
+def test_a_paused_worker_does_not_take_part(client_of, small, check_orders, eventually, caplog):
+    with client_of(NAMES) as client:
         set_status(client, "1", Status.paused, eventually)
         with Shuffler(client, small) as shuffler:
             assert shuffler.n_workers == 2
@@ -62,27 +62,23 @@ def test_a_paused_worker_does_not_take_part(cluster_of, small, check_orders, eve
             Shuffler(client, small)
 
 
-def test_a_task_of_a_paused_worker_runs_when_it_goes_on(cluster_of, small, check_ids, eventually):
-    with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+def test_a_task_of_a_paused_worker_runs_when_it_goes_on(client_of, small, check_ids, eventually):
+    with client_of(NAMES) as client, Shuffler(client, small) as shuffler:
         for epoch in shuffler.epochs(2):
             set_status(client, "1", Status.paused, eventually)
             futures = epoch.map(check_ids)
             wait([futures[0], futures[2]])
             assert not futures[1].done()
-            assert "rank 1 (tcp://" in shuffler._calls.waiting_for()
-            assert "is paused in Dask" in shuffler._calls.waiting_for()
+            waits = client.sync(shuffler._calls._waiting)
+            assert "rank 1 (tcp://" in waits
+            assert "is paused in Dask" in waits
             set_status(client, "1", Status.running, eventually)
             assert np.array_equal(np.sort(np.concatenate(client.gather(futures))), np.arange(1000))
 
 
 @pytest.mark.slow
-def test_a_task_of_a_worker_that_stays_paused_fails(cluster_of, small, check_ids, eventually, within):
-    with (
-        dask.config.set({"dshuffle.paused-timeout": "2s"}),
-        cluster_of(NAMES) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small) as shuffler,
-    ):
+def test_a_task_of_a_worker_that_stays_paused_fails(client_of, small, check_ids, eventually, within):
+    with client_of(NAMES, {"dshuffle.paused-timeout": "2s"}) as client, Shuffler(client, small) as shuffler:
         [epoch] = shuffler.epochs(1)
         set_status(client, "1", Status.paused, eventually)
         futures = epoch.map(check_ids)
@@ -104,8 +100,8 @@ def test_a_task_that_needs_resources_which_its_worker_lacks_says_so(threads, sma
         epoch.accept(futures)
 
 
-def test_a_task_whose_paused_worker_leaves_fails(cluster_of, small, check_ids, eventually, within):
-    with cluster_of(NAMES) as cluster, Client(cluster) as client:
+def test_a_task_whose_paused_worker_leaves_fails(client_of, small, check_ids, eventually, within):
+    with client_of(NAMES) as client:
         shuffler = Shuffler(client, small)
         [epoch] = shuffler.epochs(1)
         set_status(client, "1", Status.paused, eventually)
@@ -121,7 +117,7 @@ def test_a_task_whose_paused_worker_leaves_fails(cluster_of, small, check_ids, e
 
 
 @pytest.mark.slow
-def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(cluster_of, small, check_orders, within, monkeypatch):
+def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(client_of, small, check_orders, within, monkeypatch):
     send_vote, lost = WorkerSession._send_vote, []
 
     async def lossy(self, run):
@@ -131,18 +127,13 @@ def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(cluster_of, small, 
             await send_vote(self, run)
 
     monkeypatch.setattr(WorkerSession, "_send_vote", lossy)
-    with (
-        dask.config.set({"dshuffle.heartbeat": "3s"}),
-        cluster_of(NAMES) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small) as shuffler,
-    ):
+    with client_of(NAMES, {"dshuffle.heartbeat": "3s"}) as client, Shuffler(client, small) as shuffler:
         within(20, lambda: check_orders(shuffler, 3))
     assert sorted(lost) == [1, 2]
 
 
-def test_votes_of_strangers_are_refused(cluster_of, small, check_orders):
-    with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+def test_votes_of_strangers_are_refused(client_of, small, check_orders):
+    with client_of(NAMES) as client, Shuffler(client, small) as shuffler:
         vote = {"reason": "I do not like it", "again": False, "counts": {}}
         message = {"participant": 1, "run_id": 1, "secret": "?", "vote": vote}
         with pytest.raises(ClusterError, match="refused a vote: it does not come from one of its workers"):
@@ -223,35 +214,26 @@ def test_what_a_task_reaches_is_read_only(threads, small):
 # -- clients -------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_is_connected_again_keeps_its_session(cluster_of, small, check_orders, check_ids, eventually):
-    with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
-        check_orders(shuffler, 1)
-        first = client.scheduler_comm
-        client.loop.add_callback(client.scheduler_comm.comm.abort)
-        eventually(lambda: client.status == "running" and client.scheduler_comm not in (None, first))
-        check_orders(shuffler, 2)
-
-
-def test_a_client_that_connects_again_before_the_old_connection_ends_keeps_its_session(
-    cluster_of, small, check_orders, eventually
-):
-    """Dask then removes the new connection as if the client had left, and the client connects once more."""
+@pytest.mark.parametrize("overtakes", [False, True])
+def test_a_client_that_is_connected_again_keeps_its_session(client_of, small, check_orders, eventually, overtakes):
+    """If it connects before the old connection ends, Dask removes it as if it had left, and it connects once more."""
 
     async def overtake(client):
         """Connect again, as the client does itself, while the scheduler still serves the first connection."""
         comm = await connect(client.scheduler.address)
         await comm.write({"op": "register-client", "client": client.id, "reply": False, "versions": get_versions()})
         await comm.read()
-        client.scheduler_comm.comm.abort()
 
     def connections(dask_scheduler):
         return dask_scheduler._client_connections_added_total
 
-    with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+    with client_of(NAMES) as client, Shuffler(client, small) as shuffler:
         check_orders(shuffler, 1)
-        before = client.run_on_scheduler(connections)
-        client.sync(overtake, client)
-        eventually(lambda: client.status == "running" and client.run_on_scheduler(connections) == before + 2)
+        expected = client.run_on_scheduler(connections) + 1 + overtakes
+        if overtakes:
+            client.sync(overtake, client)
+        client.loop.add_callback(client.scheduler_comm.comm.abort)
+        eventually(lambda: client.status == "running" and client.run_on_scheduler(connections) == expected)
         check_orders(shuffler, 2)
 
 
@@ -271,8 +253,8 @@ def test_ctrl_c_while_the_next_epoch_is_prefetched_loses_no_epoch(threads, small
         assert [epoch.number for epoch in shuffler.epochs(3)] == [0, 1, 2]
 
 
-def test_a_session_that_is_closed_while_it_opens_is_not_opened(cluster_of, small, sessions_left, monkeypatch):
-    with cluster_of(NAMES) as cluster, Client(cluster) as client:
+def test_a_session_that_is_closed_while_it_opens_is_not_opened(client_of, small, sessions_left, monkeypatch):
+    with client_of(NAMES) as client:
         ask = dshuffle.runtime.client.session_client.SessionClient.ask
 
         def interrupted(self, kind, operation, **message):
@@ -303,14 +285,9 @@ def test_a_shuffler_that_is_dropped_warns_and_is_closed(threads, small, sessions
 
 
 @pytest.mark.slow
-def test_opening_a_session_does_no_harm_to_the_sessions_of_others(cluster_of, small, check_orders, monkeypatch):
+def test_opening_a_session_does_no_harm_to_the_sessions_of_others(client_of, small, check_orders, monkeypatch):
     """A worker that is too busy to answer is asked again, and its plugin is not installed anew."""
-    with (
-        dask.config.set({"dshuffle.heartbeat": "1s"}),
-        cluster_of(NAMES) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small) as first,
-    ):
+    with client_of(NAMES, {"dshuffle.heartbeat": "1s"}) as client, Shuffler(client, small) as first:
         check_orders(first, 1)
         client.run(slow_to_answer, workers=[first.addresses[1]])
         with Shuffler(client, small) as second:
@@ -332,7 +309,7 @@ def slow_to_answer(dask_worker):
 
 
 @pytest.mark.slow
-def test_workers_that_are_being_set_up_are_waited_for(small, check_orders, monkeypatch):
+def test_workers_that_are_being_set_up_are_waited_for(client_of, small, check_orders, monkeypatch):
     """They load kernels. Dask would log a traceback if they were asked something that they do not know yet."""
     install, tasks = DShuffleScheduler._install, []
 
@@ -344,12 +321,7 @@ def test_workers_that_are_being_set_up_are_waited_for(small, check_orders, monke
 
     monkeypatch.setattr(DShuffleScheduler, "_install", does_not_wait)
     monkeypatch.setattr(worker_plugin, "load_kernels", slow)
-    with (
-        LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster,
-        Client(cluster) as client,
-        captured_logger("distributed.core") as log,
-        Shuffler(client, small) as shuffler,
-    ):
+    with client_of(2) as client, captured_logger("distributed.core") as log, Shuffler(client, small) as shuffler:
         check_orders(shuffler, 1)
     assert "No handler" not in log.getvalue()
     assert tasks[0].done()
@@ -427,8 +399,8 @@ def test_an_adaptive_cluster_keeps_the_workers_of_a_session(new_processes, small
         eventually(lambda: len(client.scheduler_info()["workers"]) == 1)
 
 
-def test_a_stopped_worker_is_named_while_the_client_gathers(new_processes, small, monkeypatch, caplog):
-    monkeypatch.setattr("dshuffle.runtime.client.shuffler.PATIENCE", 0.6)
+def test_a_stopped_worker_is_named_while_its_task_is_waited_for(new_processes, small, monkeypatch, caplog):
+    monkeypatch.setattr("dshuffle.runtime.client.epoch.PATIENCE", 0.6)
     with (
         dask.config.set({"dshuffle.heartbeat": "2s"}),
         new_processes(2) as cluster,
@@ -441,8 +413,9 @@ def test_a_stopped_worker_is_named_while_the_client_gathers(new_processes, small
         futures = epoch.map(lambda partition: time.sleep(1))
         time.sleep(0.3)
         os.kill(pid, signal.SIGSTOP)
-        threading.Timer(8, os.kill, (pid, signal.SIGCONT)).start()
+        threading.Timer(5, os.kill, (pid, signal.SIGCONT)).start()
+        assert list(shuffler.epochs(0)) == []
         client.gather(futures)
     said = [record.getMessage() for record in caplog.records if "waiting for tasks on" in record.getMessage()]
-    assert 1 <= len(said) <= 4
+    assert said
     assert all("rank 1 (tcp://" in text and "which has not answered for " in text for text in said)

@@ -5,32 +5,30 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from distributed import Client
 
-from dshuffle import Dataset, Shuffler, create_dataset
+from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import ClusterError
 
 from ..conftest import in_a_fork
 
 
 @pytest.fixture(scope="module")
-def client(cluster_of) -> Iterator[Client]:
+def client(cluster_of):
     with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client:
         yield client
 
 
 @pytest.fixture
-def dataset() -> Dataset:
+def dataset():
     return create_dataset("memory://one-process", {"x": np.arange(20.0)}, chunk_rows=5, overwrite=True)
 
 
 @pytest.mark.parametrize("another", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_shuffler_is_not_copied(client: Client, dataset: Dataset, another: Callable[[object], object]) -> None:
+def test_a_shuffler_is_not_copied(client, dataset, another):
     with Shuffler(client, dataset) as shuffler:
         [epoch] = shuffler.epochs(1)
         for value in (shuffler, [shuffler]) if another is not copy.copy else (shuffler,):
@@ -40,18 +38,18 @@ def test_a_shuffler_is_not_copied(client: Client, dataset: Dataset, another: Cal
 
 
 @pytest.mark.slow
-def test_a_forked_process_is_told_at_once(client: Client, dataset: Dataset, tmp_path: Path) -> None:
+def test_a_forked_process_is_told_at_once(client, dataset, tmp_path):
     place = tmp_path / "run.json"
     shuffler = Shuffler(client, dataset, checkpoint=place)
     epochs = shuffler.epochs(2)
     epoch = next(epochs)
     assert client.gather(epoch.map(len)) == [10, 10]
 
-    def leaves() -> None:
+    def leaves():
         with shuffler:
             raise KeyboardInterrupt
 
-    def dropped() -> str:
+    def dropped():
         shuffler.__del__()
         shuffler._file.release()
         return "quietly"

@@ -15,7 +15,7 @@ from dshuffle.runtime import Partition
 
 
 @pytest.fixture
-def partition() -> Partition:
+def partition():
     """Three samples, of which the one in row 2 comes first."""
     layout = RowLayout.of({"x": (np.dtype("f4"), (2,)), "y": (np.dtype(">i4"), ())})
     rows = layout.empty(3)
@@ -24,7 +24,7 @@ def partition() -> Partition:
     return Partition(layout, rows, np.array([2, 0]), np.array([70, 50]), rank=1, epoch=4)
 
 
-def test_all_orders_end_with_the_task(partition: Partition) -> None:
+def test_all_orders_end_with_the_task(partition):
     first, second = partition.as_stored(), partition.as_stored()
     assert [stored["y"].tolist() for stored in (first, second)] == [[10, 12]] * 2
     batches = first.batches(1)
@@ -40,7 +40,7 @@ def test_all_orders_end_with_the_task(partition: Partition) -> None:
 
 @pytest.mark.parametrize("name", ["x", "y"])
 @pytest.mark.parametrize("order", ["trained", "stored"])
-def test_rows_are_those_of_the_order(partition: Partition, name: str, order: str) -> None:
+def test_rows_are_those_of_the_order(partition, name, order):
     """``y`` is in another byte order than the machine's on most machines, so it is decoded into a copy."""
     if order == "stored":
         partition = partition.as_stored()
@@ -53,18 +53,18 @@ def test_rows_are_those_of_the_order(partition: Partition, name: str, order: str
 
 
 @pytest.mark.parametrize("send", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_partition_stays_where_it_is(partition: Partition, send) -> None:
+def test_a_partition_stays_where_it_is(partition, send):
     for kept in (partition, partition.as_stored()):
         with pytest.raises(TypeError, match="cannot be sent to another process; return arrays instead"):
             send(kept)
 
 
-def test_an_array_that_is_not_there(partition: Partition) -> None:
+def test_an_array_that_is_not_there(partition):
     with pytest.raises(KeyError, match=r"no array 'z' in this dataset; it has \['x', 'y'\]"):
         partition.take(slice(None), ["x", "z"])
 
 
-def test_names_may_be_an_iterator_also_if_the_rows_are_on_a_disk(tmp_path) -> None:
+def test_names_may_be_an_iterator_also_if_the_rows_are_on_a_disk(tmp_path):
     layout = RowLayout.of({"x": (np.dtype("f4"), ()), "y": (np.dtype("f4"), ())})
     file = RowFile(layout, 2, str(tmp_path))
     layout.column(file.rows, "x")[:] = [1, 2]

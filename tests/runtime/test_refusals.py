@@ -21,7 +21,7 @@ from dshuffle.errors import (
     ExchangeError,
     InvalidParameter,
 )
-from dshuffle.planning import EpochPlan, EpochPlanner, Partial
+from dshuffle.planning import EpochPlan, EpochPlanner
 from dshuffle.planning.planner import OwnPlanner
 from dshuffle.runtime import Epoch
 from dshuffle.runtime.session_spec import DatasetReference
@@ -31,43 +31,19 @@ from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (
-            {"assignment": "globall"},
-            r"assignment='globall' is not allowed.*'local', 'partial:Q'.*'global', 'aligned'",
-        ),
-        ({"assignment": "partial:1.5"}, r"1\.5.*\[0, 1\]"),
-        ({"assignment": "partial:-0.1"}, r"-0\.1.*\[0, 1\]"),
-        ({"assignment": "partial:nan"}, r"nan.*\[0, 1\]"),
-        ({"assignment": "partial:some"}, r"partial:some"),
-        ({"assignment": 3}, r"assignment=3"),
+        ({"assignment": "globall"}, r"assignment='globall' is not allowed.*'local', 'partial:Q'.*'global', 'aligned'"),
         ({"delivery": "post"}, r"delivery='post' is not allowed.*\['auto', 'clique', 'coded', .*'peer', 'server', "),
         ({"relay": "pigeon"}, r"relay='pigeon' is not allowed.*\['pipelined', 'ring', 'unicast'\]"),
         ({"delivery": "leftover", "cache_fraction": 0.5}, r"delivery='leftover' is not allowed.*Use one of .*'clique'"),
-        ({"caching": "lru"}, r"caching='lru' is not allowed.*\['even', 'recent', 'uniform'\]"),
-        ({"sharding": "sorted"}, r"sharding='sorted' is not allowed.*\['contiguous', 'random', 'round-robin'\]"),
-        ({"delivery": ["peer"]}, r"delivery=\['peer'\] is not allowed"),
         ({"cache_fraction": 0.1}, r"cache_fraction=0\.1 is not allowed.*1/5|cache_fraction=0\.1.*0\.2"),
-        ({"cache_fraction": 1.01}, r"cache_fraction=1\.01 is not allowed"),
-        ({"cache_fraction": "half"}, r"cache_fraction='half' is not allowed"),
         ({"memory_limit": "lots"}, r'memory_limit=\'lots\' is not allowed.*"2 GiB"'),
-        ({"memory_limit": 0}, r"memory_limit=0 is not allowed"),
-        ({"memory_limit": -5}, r"memory_limit=-5 is not allowed"),
-        ({"seed": 1.5}, r"seed=1\.5 is not allowed"),
-        ({"seed": "x"}, r"seed='x' is not allowed"),
-        ({"seed": None}, r"seed=None is not allowed"),
         ({"server": "nobody", "delivery": "server"}, r"server='nobody' is not allowed.*inproc"),
-        ({"server": "nobody"}, r"server='nobody' is not allowed"),
     ],
 )
 def test_a_parameter_that_is_not_allowed(threads, small, sessions_left, wrong, message):
     with pytest.raises(InvalidParameter, match=message):
         Shuffler(threads, small, **wrong)
     assert sessions_left(threads) == (0, 0)
-
-
-def test_partial_is_checked_where_it_is_made():
-    with pytest.raises(InvalidParameter, match=r"\[0, 1\]"):
-        Partial(1.2)
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, None, "3"])
@@ -78,18 +54,9 @@ def test_counts_that_are_none(threads, small, count):
         assert len(list(shuffler.epochs(1))) == 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dshuffle.message-bytes": 0}, "dshuffle.message-bytes=0"),
-        ({"dshuffle.window-bytes": "1 MiB"}, "dshuffle.window-bytes=.*one message"),
-        ({"dshuffle.shared-memory": "no"}, "dshuffle.shared-memory='no'.*True or False"),
-        ({"dshuffle.timeout": "0s"}, "dshuffle.timeout"),
-        ({"dshuffle.memory-fraction": 1.5}, "dshuffle.memory-fraction=1.5"),
-    ],
-)
-def test_settings_that_are_not_allowed(threads, small, settings, message):
-    with dask.config.set(settings), pytest.raises(InvalidParameter, match=message):
+def test_a_window_without_room_for_a_message(threads, small):
+    words = r"dshuffle.window-bytes=.*one message"
+    with dask.config.set({"dshuffle.window-bytes": "1 MiB"}), pytest.raises(InvalidParameter, match=words):
         Shuffler(threads, small)
 
 
@@ -104,13 +71,9 @@ def test_a_budget_that_is_too_small(threads, small, sessions_left):
         assert len(list(shuffler.epochs(2))) == 2
 
 
-def test_the_budget_is_a_part_of_the_workers_own_memory(cluster_of, small):
+def test_the_budget_is_a_part_of_the_workers_own_memory(client_of, small):
     no_pause = {f"distributed.worker.memory.{what}": False for what in ("target", "spill", "pause")}
-    with (
-        dask.config.set(no_pause),
-        cluster_of({name: {"memory_limit": 153_333} for name in "abc"}) as cluster,
-        Client(cluster) as client,
-    ):
+    with client_of({name: {"memory_limit": 153_333} for name in "abc"}, no_pause) as client:
         # 334 rows and room for as many take 61,456 bytes, and 60 % of the limit is more than that.
         with Shuffler(client, small) as shuffler:
             assert len(list(shuffler.epochs(2))) == 2
@@ -128,23 +91,9 @@ def test_fewer_samples_than_workers(threads, tmp_path, sessions_left):
     assert sessions_left(threads) == (0, 0)
 
 
-def test_no_dataset_there(threads, tmp_path):
-    with pytest.raises(DatasetNotFound, match=r"no dataset exists at .*nowhere\.zarr"):
-        Shuffler(threads, tmp_path / "nowhere.zarr")
-
-
-def test_no_workers(cluster_of, small, check_orders):
-    with (
-        cluster_of({}) as cluster,
-        Client(cluster) as client,
-        pytest.raises(ClusterError, match="the cluster does not have any workers; start some"),
-    ):
+def test_no_workers(client_of, small):
+    with client_of({}) as client, pytest.raises(ClusterError, match="does not have any workers; start some"):
         Shuffler(client, small)
-
-
-def test_what_is_no_client(small):
-    with pytest.raises(InvalidParameter, match=r"client=None .*a dask\.distributed Client"):
-        Shuffler(None, small)
 
 
 def test_an_asynchronous_client(threads, small):
@@ -183,27 +132,23 @@ def test_a_worker_that_cannot_be_set_up(cluster_of, small, sessions_left, monkey
         assert sessions_left(client) == (0, 0)
 
 
-def test_a_worker_that_cannot_open_the_dataset(threads, small, sessions_left, monkeypatch):
+@pytest.mark.parametrize(
+    ("what", "error", "message"),
+    [
+        ("removed", DatasetNotFound, r"rank \d \(inproc://.*no dataset exists at"),
+        ("removed before", DatasetError, "cannot be read any more"),
+        ("written again", DatasetChanged, "is not the one on the client"),
+    ],
+)
+def test_workers_that_see_another_dataset(threads, small, sessions_left, monkeypatch, what, error, message):
     reference = DatasetReference.of(small)
-    monkeypatch.setattr(DatasetReference, "of", lambda dataset: reference)
-    shutil.rmtree(small.url)
-    with pytest.raises(DatasetNotFound, match=r"rank \d \(inproc://.*no dataset exists at"):
-        Shuffler(threads, small)
-    assert sessions_left(threads) == (0, 0)
-
-
-def test_a_dataset_that_the_client_cannot_read_any_more(threads, small, sessions_left):
-    shutil.rmtree(small.url)
-    with pytest.raises(DatasetError, match="cannot be read any more"):
-        Shuffler(threads, small)
-    assert sessions_left(threads) == (0, 0)
-
-
-def test_a_dataset_that_is_another_on_the_workers(threads, small, sessions_left, monkeypatch):
-    reference = DatasetReference.of(small)
-    monkeypatch.setattr(DatasetReference, "of", lambda dataset: reference)
-    create_dataset(small.url, {"x": np.zeros((900, 7)), "y": np.arange(900)}, overwrite=True)
-    with pytest.raises(DatasetChanged, match="is not the one on the client"):
+    if what != "removed before":
+        monkeypatch.setattr(DatasetReference, "of", lambda dataset: reference)
+    if what == "written again":
+        create_dataset(small.url, {"x": np.zeros((900, 7)), "y": np.arange(900)}, overwrite=True)
+    else:
+        shutil.rmtree(small.url)
+    with pytest.raises(error, match=message):
         Shuffler(threads, small)
     assert sessions_left(threads) == (0, 0)
 
@@ -224,13 +169,9 @@ def test_a_chunk_is_corrupted_before_the_first_epoch(threads, small, check_order
             with pytest.raises(ExchangeError, match=r"epoch 0 could not be exchanged: rank .*chunk \(3, 0\).*'x'"):
                 next(shuffler.epochs(3))
         assert shuffler.records == []
-        with pytest.raises(IndexError):
-            shuffler.records[-1]
         chunk.write_bytes(good)
         check_orders(shuffler, 3)
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
-    with pytest.raises(IndexError):
-        shuffler.records[3]
     assert shuffler.records[0].run_id > 1
     assert sessions_left(threads) == (0, 0)
 
@@ -249,22 +190,6 @@ def test_the_dataset_is_gone_before_an_epoch_that_reads_it_again(threads, small,
         shutil.move(hidden, small.url)
         check_orders(shuffler, 3)
     assert [record.epoch for record in shuffler.records] == [0, 1, 2, 3]
-
-
-def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, check_ids, check_orders):
-    chunk = chunk_files(small, "y")[0]
-    good = chunk.read_bytes()
-    with Shuffler(threads, small, delivery="storage") as shuffler:
-        epochs = shuffler.epochs(5)
-        next(epochs)
-        chunk.write_bytes(b"")
-        with pytest.raises(ExchangeError, match="array 'y'"):
-            list(epochs)  # the next epoch may have come in before, those after it have not
-        epoch = Epoch(shuffler, shuffler._calls, shuffler._position.tasks)
-        assert epoch.number <= 1
-        assert np.array_equal(np.sort(np.concatenate(threads.gather(epoch.map(check_ids)))), np.arange(1000))
-        chunk.write_bytes(good)
-        check_orders(shuffler, 2)
 
 
 @pytest.mark.slow

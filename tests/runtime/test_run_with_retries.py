@@ -117,17 +117,14 @@ def test_a_checkpoint_that_has_gone_is_not_waited_for_for_ever(threads, small, t
 
 
 def test_another_way_of_shuffling_is_refused(threads, small, tmp_path):
-    path, seen = tmp_path / "run.json", []
-    dshuffle.run_with_retries(
-        train_until(1, seen), lambda: threads, small, checkpoint=path, assignment="chunks", seed=1
-    )
-    dshuffle.run_with_retries(
-        train_until(2, seen), lambda: threads, small, checkpoint=path, assignment="chunks", seed=1
-    )
+    def run(last, seed):
+        way = {"checkpoint": tmp_path / "run.json", "assignment": "chunks", "seed": seed}
+        dshuffle.run_with_retries(train_until(last, []), lambda: threads, small, **way)
+
+    run(1, seed=1)
+    run(2, seed=1)
     with pytest.raises(InvalidParameter, match="seed=2 is not allowed; it must be left out, or 1 as before"):
-        dshuffle.run_with_retries(
-            train_until(3, seen), lambda: threads, small, checkpoint=path, assignment="chunks", seed=2
-        )
+        run(3, seed=2)
 
 
 def train_late(last, models, strike):

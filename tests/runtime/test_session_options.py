@@ -6,12 +6,9 @@ import dataclasses
 import inspect
 
 import numpy as np
-from distributed import Client, LocalCluster
 
 from dshuffle import Choices, Shuffler, create_dataset
 from dshuffle.runtime.session_spec import PLUGIN, SessionOptions
-
-from .conftest import OPTIONS
 
 NAMES = [field.name for field in dataclasses.fields(SessionOptions)]
 
@@ -54,7 +51,7 @@ LEFT = [
 """What that revision trained on in the rest of the epoch, by rank."""
 
 
-def test_the_keywords_of_a_shuffler_are_its_choices_and_its_options() -> None:
+def test_the_keywords_of_a_shuffler_are_its_choices_and_its_options():
     parameters = inspect.signature(Shuffler).parameters
     keywords = [name for name in parameters if not name.startswith("_")]
     choices = {field.name for field in dataclasses.fields(Choices)}
@@ -64,14 +61,13 @@ def test_the_keywords_of_a_shuffler_are_its_choices_and_its_options() -> None:
     assert {name: parameters[name].default for name in NAMES} == defaults
 
 
-def test_all_participants_have_the_options_and_an_earlier_state_goes_on(tmp_path) -> None:
+def test_all_participants_have_the_options_and_an_earlier_state_goes_on(client_of, tmp_path):
     arrays = {"x": np.arange(60), "y": np.arange(60) % 3}
     dataset = create_dataset(str(tmp_path / "d.zarr"), arrays)
     state = {**EARLIER_STATE, "dataset": dataset.identity}
     expected = SessionOptions(on_loss="raise", memory_limit=2**20)
     with (
-        LocalCluster(n_workers=3, processes=False, memory_limit=0, **OPTIONS) as cluster,
-        Client(cluster) as client,
+        client_of(3) as client,
         Shuffler.resume(client, dataset, state, on_loss="raise", memory_limit="1 MiB") as shuffler,
     ):
         (epoch,) = shuffler.epochs(1)

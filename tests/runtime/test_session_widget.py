@@ -65,9 +65,9 @@ def test_a_widget_stops_although_the_scheduler_does_not_answer(threads, small, s
 
     with Shuffler(threads, small) as shuffler:
         widget = watch(shuffler, seconds=0.1)
-        monkeypatch.setattr("dshuffle.runtime.client.session_widget._asked", late)
+        monkeypatch.setattr("dshuffle.runtime.client.shuffler._asked", late)
         assert asked.wait(10)
-        monkeypatch.setattr("dshuffle.runtime.client.session_widget.STOP_WITHIN", 0.2)
+        monkeypatch.setattr("dshuffle.runtime.client.shuffler.STOP_WITHIN", 0.2)
         began = time.monotonic()
         widget.stop()
         assert time.monotonic() - began < 5

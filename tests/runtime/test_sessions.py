@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import time
-import weakref
 from itertools import zip_longest
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 from distributed import Client, Worker
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.runtime.worker.session import WorkerSession
 
 pytestmark = pytest.mark.slow  # real clusters
 
@@ -54,38 +51,6 @@ def test_another_client_may_be_the_current_one(threads, cluster_of, small):
     assert all(record.training_seconds >= 0.8 for record in shuffler.records)
 
 
-def test_closing_frees_all_and_may_be_repeated(threads, small, check_ids, sessions_left, monkeypatch):
-    sessions = weakref.WeakSet()
-    opened = WorkerSession.__init__
-
-    def noted(self, *args, **kwargs):
-        opened(self, *args, **kwargs)
-        sessions.add(self)
-
-    monkeypatch.setattr(WorkerSession, "__init__", noted)
-    shuffler = Shuffler(threads, small)
-    for epoch in shuffler.epochs(3):
-        threads.gather(epoch.map(check_ids))
-    assert len(sessions) == 5
-    shuffler.close()
-    shuffler.close()
-    assert sessions_left(threads) == (0, 0)
-    del epoch
-    gc.collect()
-    assert not sessions  # and with them their rows
-
-
-def test_left_by_an_exception(threads, small, sessions_left):
-    def leave():
-        with Shuffler(threads, small) as shuffler:
-            for _ in shuffler.epochs(10):
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        leave()
-    assert sessions_left(threads) == (0, 0)
-
-
 def test_workers_that_join(cluster_of, small, check_orders, sessions_left):
     with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client:
         with Shuffler(client, small) as shuffler:
@@ -101,7 +66,7 @@ def test_workers_that_join(cluster_of, small, check_orders, sessions_left):
         assert sessions_left(client) == (0, 0)
 
 
-def test_the_scheduler_does_the_same_whatever_the_number_of_samples(cluster_of, tmp_path):
+def test_the_scheduler_does_the_same_whatever_the_number_of_samples(client_of, tmp_path):
     """Messages, and their bytes, that our handlers get and send in an epoch."""
     import pickle
 
@@ -145,11 +110,7 @@ def test_the_scheduler_does_the_same_whatever_the_number_of_samples(cluster_of, 
 
     for n_samples in (1_000, 100_000):
         dataset = create_dataset(str(tmp_path / f"{n_samples}.zarr"), {"y": np.arange(n_samples)})
-        with (
-            cluster_of({"0": {}, "1": {}, "2": {}}) as cluster,
-            Client(cluster) as client,
-            Shuffler(client, dataset) as shuffler,
-        ):
+        with client_of(3) as client, Shuffler(client, dataset) as shuffler:
             assert len(list(shuffler.epochs(1))) == 1
             client.run_on_scheduler(count)
             assert len(list(shuffler.epochs(5))) == 5

@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from dshuffle import Shuffler, create_dataset
+from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError, ClusterError, DatasetError, ExchangeError, InvalidParameter
 from dshuffle.planning import ShuffleSpec
 from dshuffle.planning.exchange_epochs import share_sizes
 from dshuffle.planning.remainder import training_orders
 from dshuffle.planning.shares import MEASURED_EPOCHS, SharePolicy
 from dshuffle.runtime.client.session_client import SessionClient
-
-from .conftest import OPTIONS, task_that_checks
 
 SLOW_RANK = 2
 N_WORKERS = 5
@@ -172,7 +170,9 @@ def test_measured_shares(threads, small, clock, assignment):
 @pytest.mark.slow
 @pytest.mark.parametrize("assignment", ["global", "local"])
 @pytest.mark.parametrize("n_workers", [5, 3])
-def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(threads, small, clock, assignment, n_workers):
+def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(
+    threads, client_of, small, clock, assignment, n_workers
+):
     """With as many workers, its shares are those before, and otherwise equal; each sample is trained on once."""
 
     def some(partition):
@@ -189,10 +189,7 @@ def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(thread
             state = json.loads(json.dumps(shuffler.state_dict()))
     weights = shuffler.records[-1].weights
     assert weights == (1000, 1000, 250, 1000, 1000)
-    with (
-        LocalCluster(n_workers=n_workers, processes=False, memory_limit=0, **OPTIONS) as cluster,
-        Client(cluster) as client,
-    ):
+    with client_of(n_workers) as client:
         with Shuffler.resume(client, small, state) as resumed:
             rest = [client.gather(epoch.map(lambda partition: partition.sample_ids)) for epoch in resumed.epochs(2)]
         assert np.array_equal(np.sort(np.concatenate([*done, *rest[0]])), np.arange(1000))
@@ -204,24 +201,19 @@ def test_a_session_goes_on_in_the_middle_of_an_epoch_with_measured_shares(thread
         assert [len(ids) for ids in rest[1]] == share_sizes(1000, (1, 2, 3, 4, 5)[:n_workers]).tolist()
 
 
-def test_fewer_workers_begin_with_equal_shares(small, tmp_path):
+def test_fewer_workers_begin_with_equal_shares(client_of, small, tmp_path):
     """They have kept partitions of some of the ranks before, whose shares are not theirs."""
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
 
-    def cluster_of(n_workers):
-        return LocalCluster(n_workers=n_workers, processes=False, memory_limit=0, **OPTIONS)
-
     with (
-        cluster_of(3) as cluster,
-        Client(cluster) as client,
+        client_of(3) as client,
         Shuffler(client, small, shares=[1, 4, 4], cache_fraction=0.6, **kept) as shuffler,
     ):
         for epoch in shuffler.epochs(2):
             client.gather(epoch.map(len))
         state = shuffler.state_dict()
     with (
-        cluster_of(2) as cluster,
-        Client(cluster) as client,
+        client_of(2) as client,
         Shuffler.resume(client, small, state, shares="measured", **kept) as shuffler,
     ):
         for epoch in shuffler.epochs(1):
@@ -286,25 +278,3 @@ def test_time_that_tasks_wait_for_other_ranks_does_not_count(threads, small):
         parts.append(np.delete(seconds, SLOW_RANK).max() / record.training_seconds)
     # Less than 0.1 on a quiet machine. If waiting counted, all ranks would take equally long in every epoch.
     assert min(parts) < 0.8
-
-
-@pytest.mark.slow
-def test_measured_shares_with_processes(tmp_path):
-    """Each row is that of the dataset while shares change, with workers that are processes."""
-    x = np.random.default_rng(0).random((2000, 16))
-    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": x, "y": np.arange(2000)}, chunk_rows=100)
-    checked = task_that_checks(dataset)
-
-    def slow_on_one_rank(partition):
-        time.sleep(len(partition) * (0.002 if partition.rank == SLOW_RANK else 0.0004))
-        return checked(partition)
-
-    with (
-        LocalCluster(n_workers=3, **OPTIONS) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, dataset, shares="measured") as shuffler,
-    ):
-        for epoch in shuffler.epochs(MEASURED_EPOCHS + 3):
-            ids = client.gather(epoch.map(slow_on_one_rank))
-            assert np.array_equal(np.sort(np.concatenate(ids)), np.arange(2000))
-    assert 100 <= shuffler.records[-1].weights[SLOW_RANK] < 700  # 200 on a quiet machine

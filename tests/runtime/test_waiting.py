@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import dask
 import pytest
@@ -21,7 +18,7 @@ from dshuffle.runtime.measure.measurement import diagnose, measure_cluster
 class SilentClient:
     """A client whose scheduler is connected. It answers what is in ``answers``, and nothing else."""
 
-    def __init__(self, **answers: Any) -> None:
+    def __init__(self, **answers):
         self.scheduler = SimpleNamespace(address="tcp://silent:1", identity=self._call_of("identity", answers))
         self._run = self._call_of("run", answers)
         self._run_on_scheduler = self._call_of("run_on_scheduler", answers)
@@ -29,16 +26,16 @@ class SilentClient:
         self.asynchronous, self.status, self.cluster = False, "running", None
 
     @staticmethod
-    def _call_of(operation: str, answers: dict[str, Any]) -> Callable[..., Any]:
-        async def call(*_: Any, **__: Any) -> Any:
+    def _call_of(operation, answers):
+        async def call(*_, **__):
             if operation not in answers:
                 await asyncio.Event().wait()
             return answers[operation]
 
         return call
 
-    def sync(self, function: Callable[..., Any], *args: Any) -> Any:
-        async def bounded() -> Any:  # the test fails, and does not hang, if the call has no end
+    def sync(self, function, *args):
+        async def bounded():  # the test fails, and does not hang, if the call has no end
             async with asyncio.timeout(20):
                 return await function(*args)
 
@@ -46,18 +43,15 @@ class SilentClient:
 
 
 @pytest.fixture
-def short_timeout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_timeout(monkeypatch):
     monkeypatch.setattr("dshuffle.runtime.client.cluster_view.ANSWER_WITHIN", 0.1)
     with dask.config.set({"dshuffle.timeout": "300ms"}):
         yield
 
 
-def test_a_scheduler_that_does_not_say_which_workers_there_are(short_timeout, caplog, monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.LOG_AFTER", 0.05)
+def test_a_scheduler_that_does_not_say_which_workers_there_are(short_timeout):
     with pytest.raises(ClusterError, match=r"the scheduler at tcp://silent:1 did not answer within 0\.3 s"):
         cluster_info(SilentClient())
-    assert re.search(r"dshuffle: the scheduler at tcp://silent:1 has not answered for \d+ s", caplog.text)
-    assert 1 <= len(caplog.records) <= 3  # after 0.05 and 0.15 s
 
 
 def test_a_cluster_that_is_not_set_up_in_time(short_timeout, monkeypatch):

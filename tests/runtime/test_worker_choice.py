@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from typing import Any
 
 import dask
 import numpy as np
@@ -20,11 +19,11 @@ from dshuffle.training.parameter_server import serving
 from .conftest import address_of
 
 
-def facts(number: int, **resources: float) -> WorkerFacts:
+def facts(number, **resources):
     return WorkerFacts(f"tcp://10.0.0.{number}:4000", str(number), f"tcp://10.0.0.{number}:3000", resources)
 
 
-def names_of(client: Client, addresses: Any) -> set[str]:
+def names_of(client, addresses):
     workers = client.scheduler_info(n_workers=-1)["workers"]
     return {str(workers[address]["name"]) for address in addresses}
 
@@ -43,14 +42,14 @@ def names_of(client: Client, addresses: Any) -> set[str]:
         ({"resources": {"GPU": 2}, "server": "3"}, [2, 3, 4]),
     ],
 )
-def test_who_may_be_a_member(options: dict[str, Any], allowed: list[int]) -> None:
+def test_who_may_be_a_member(options, allowed):
     workers = [facts(1, GPU=1), facts(2, GPU=2, MEM=4), facts(3), facts(4, **{"dshuffle-server": 1})]
     choice = SessionOptions(**options).choice
     assert [number for number, worker in enumerate(workers, 1) if choice.allows(worker)] == allowed
 
 
 @pytest.mark.parametrize("text", ["1", "tcp://10.0.0.1:4000"])
-def test_a_worker_is_the_same_at_another_address(text: str) -> None:
+def test_a_worker_is_the_same_at_another_address(text):
     before, other = facts(1), facts(2)
     choice = WorkerChoice(frozenset({text})).resolved([before, other])
     assert choice.allows(before._replace(address="tcp://10.0.0.1:4001"))
@@ -59,17 +58,17 @@ def test_a_worker_is_the_same_at_another_address(text: str) -> None:
     assert not choice.allows(other)
 
 
-def test_fewer_names_than_workers_to_wait_for() -> None:
+def test_fewer_names_than_workers_to_wait_for():
     with pytest.raises(InvalidParameter, match=r"^min_workers=3 is not allowed; it must be at most 2, the number of"):
         SessionOptions(workers=["a", "b"], min_workers=3)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_sessions_side_by_side_and_each_keeps_to_its_workers(new_processes: Any, small: Any, tmp_path: Any) -> None:
+def test_sessions_side_by_side_and_each_keeps_to_its_workers(new_processes, small, tmp_path):
     """A worker of the first session is killed. A worker of the second one is there, but only its own nanny helps."""
 
-    def samples(partition: Any, killed: str) -> tuple[str, list[int]]:
+    def samples(partition, killed):
         if killed and partition.rank == 0 and not os.path.exists(killed):
             open(killed, "x").close()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -95,7 +94,7 @@ def test_sessions_side_by_side_and_each_keeps_to_its_workers(new_processes: Any,
 
 
 @pytest.mark.slow
-def test_a_lost_rank_goes_to_no_worker_outside_the_choice(new_processes: Any, small: Any) -> None:
+def test_a_lost_rank_goes_to_no_worker_outside_the_choice(new_processes, small):
     """Although the third worker would take it."""
     with (
         dask.config.set({"dshuffle.replacement-timeout": "1s"}),
@@ -105,7 +104,7 @@ def test_a_lost_rank_goes_to_no_worker_outside_the_choice(new_processes: Any, sm
         for nanny in cluster.workers.values():
             nanny.status = Status.closing_gracefully  # so that it starts no worker again
 
-        def train() -> None:
+        def train():
             with Shuffler(client, small, workers=["0", "1"]) as shuffler:
                 process = client.run(os.getpid)[shuffler.addresses[0]]
                 for epoch in shuffler.epochs(3):
@@ -118,7 +117,7 @@ def test_a_lost_rank_goes_to_no_worker_outside_the_choice(new_processes: Any, sm
 
 
 @pytest.mark.slow
-def test_resources_choose_the_members(cluster_of: Any, small: Any) -> None:
+def test_resources_choose_the_members(cluster_of, small):
     gpu = {"resources": {"GPU": 1}}
     with (
         cluster_of({"a": gpu, "b": {}, "c": gpu, "d": {"resources": {"CPU": 4}}}) as cluster,
@@ -148,7 +147,7 @@ def test_resources_choose_the_members(cluster_of: Any, small: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_session_measures_its_own_workers(cluster_of: Any, small: Any) -> None:
+def test_a_session_measures_its_own_workers(cluster_of, small):
     gpu = {"resources": {"GPU": 1}}
     with cluster_of({"a": gpu, "b": {}, "c": gpu}) as cluster, Client(cluster) as client:
         assert measure_cluster(client, None, seconds=0.5).cluster.n_workers == 3
@@ -156,7 +155,7 @@ def test_a_session_measures_its_own_workers(cluster_of: Any, small: Any) -> None
             assert shuffler.n_workers == 2
 
 
-def test_names_that_no_worker_has(threads: Client, small: Any) -> None:
+def test_names_that_no_worker_has(threads, small):
     words = r"^workers=\['0', 'x'\] is not allowed; it must be .*: 0 \(.*4 \(.*\)\. These are not there: 'x'\.$"
     with pytest.raises(InvalidParameter, match=words):
         Shuffler(threads, small, workers=["0", "x"])
@@ -168,9 +167,7 @@ def test_names_that_no_worker_has(threads: Client, small: Any) -> None:
 
 
 @pytest.mark.slow
-def test_workers_of_an_elastic_session_join_only_if_they_are_chosen(
-    cluster_of: Any, small: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_workers_of_an_elastic_session_join_only_if_they_are_chosen(cluster_of, small, caplog):
     with cluster_of({"a": {}}) as cluster, Client(cluster) as client:
         with Shuffler(client, small, workers=["a", "b"], elastic=True) as shuffler:
             assert "opens without these workers, which are not there: b" in caplog.text

@@ -76,22 +76,6 @@ def test_a_worker_is_killed_during_an_exchange(new_processes, tmp_path, within, 
                 assert sum(client.gather(epoch.map(len))) == 60_000
 
 
-def test_the_only_worker_is_killed(new_processes, small, within):
-    with new_processes(1) as cluster, Client(cluster) as client:
-        no_restart(client)
-        shuffler = Shuffler(client, small)
-        epochs = shuffler.epochs(3)
-        [future] = next(epochs).map(lambda partition: time.sleep(60))
-        time.sleep(0.3)
-        [pid] = client.run(os.getpid).values()
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WorkerLost):
-            within(20, future.result)
-        with pytest.raises(WorkerLost):
-            within(20, lambda: next(epochs))
-        within(20, shuffler.close)
-
-
 def test_a_result_that_was_lost_with_its_worker(new_processes, small, check_ids, within):
     with new_processes(2) as cluster, Client(cluster) as client:
         no_restart(client)
@@ -117,21 +101,24 @@ def test_a_worker_retires(cluster_of, small, check_ids, sessions_left):
         assert sessions_left(client) == (1, 2), "partitions stay for a session that may follow"
 
 
+@pytest.mark.parametrize("how", ["restarts", "goes away"])
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_cluster_is_restarted(new_processes, small, check_ids, check_orders, sessions_left, within, busy):
+def test_the_cluster(new_processes, small, check_ids, check_orders, sessions_left, within, busy, how):
     with new_processes(2) as cluster, Client(cluster) as client:
         shuffler = Shuffler(client, small)
         epochs = shuffler.epochs(3)
         futures = next(epochs).map((lambda partition: time.sleep(60)) if busy else check_ids)
         if not busy:
             client.gather(futures)
-        client.restart()
-        with pytest.raises(ClusterError, match="restarted"):
+        client.restart() if how == "restarts" else cluster.close()
+        with pytest.raises(ClusterError, match="restarted" if how == "restarts" else None):
             within(20, lambda: next(epochs))
         within(20, shuffler.close)
-        assert sessions_left(client) == (0, 0)
-        with Shuffler(client, small) as shuffler:
-            check_orders(shuffler, 2)
+        within(20, shuffler.close)
+        if how == "restarts":
+            assert sessions_left(client) == (0, 0)
+            with Shuffler(client, small) as shuffler:
+                check_orders(shuffler, 2)
 
 
 def test_the_client_goes_away_without_closing(processes, small, check_ids, sessions_left, eventually):
@@ -144,18 +131,3 @@ def test_the_client_goes_away_without_closing(processes, small, check_ids, sessi
     shuffler.close()
     with pytest.raises(ClusterError, match="closed"):
         next(shuffler.epochs(1))
-
-
-@pytest.mark.parametrize("busy", [False, True])
-def test_the_cluster_goes_away(cluster_of, small, check_ids, within, busy):
-    with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client:
-        shuffler = Shuffler(client, small)
-        epochs = shuffler.epochs(3)
-        futures = next(epochs).map((lambda partition: time.sleep(3)) if busy else check_ids)
-        if not busy:
-            client.gather(futures)
-        cluster.close()
-        with pytest.raises(ClusterError):
-            within(20, lambda: next(epochs))
-        within(20, shuffler.close)
-        within(20, shuffler.close)

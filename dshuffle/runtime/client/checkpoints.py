@@ -55,7 +55,7 @@ CHOOSING = CHOICES - CARRYING - SIZING - {"sharding"} | {"first_epoch"}
 PATIENCE = 10.0
 """Seconds for which an open session tries to write its checkpoint."""
 
-PAUSES = 0.1, 2.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """First and longest pause in seconds between two attempts."""
 
 BUCKETS = {"s3", "gs", "gcs", "az", "abfs"}
@@ -150,10 +150,8 @@ class SessionState:
             history = WorkerHistory.from_dict(state)
             if remainder.trained:
                 counts, weights = remainder.sessions[-1]
-                if history.changes:
-                    history = history.trained_in(remainder.epoch, len(counts), weights)
-                else:
-                    history = WorkerHistory(len(counts), first_weights=weights)
+                begins = WorkerHistory(len(counts), first_weights=weights)
+                history = history.trained_in(remainder.epoch, len(counts), weights) if history.changes else begins
             loaded = cls(
                 dataset.identity,
                 dataset.n_samples,
@@ -176,9 +174,8 @@ class SessionState:
             allowed = f"{remainder.digest.count} samples, as in trained_digest"
             raise InvalidParameter.of("trained", remainder.trained, allowed, "If you changed it, remove that field.")
         as_integer("epoch", remainder.epoch, self.history.epoch)
-        if (
-            len({(len(counts), weights) for counts, weights in sessions}) == 1
-        ):  # every rank went on with its own samples
+        if len({(len(counts), weights) for counts, weights in sessions}) == 1:
+            # Every rank went on with its own samples.
             sessions = [(tuple(map(sum, zip(*remainder.trained, strict=True))), sessions[0][1])]
         for counts, weights in sessions:
             unit = self.choices.assignment.unit_for(self.n_samples, len(counts))
@@ -195,10 +192,8 @@ class SessionState:
 
     def keywords(self, dataset: Dataset, options: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters of a :class:`dshuffle.Shuffler` that goes on, with options of the user."""
-        asked, saved = (
-            {**self.choices.keywords(), **options},
-            {**self.choices.to_dict(), "first_epoch": self.next.epoch},
-        )
+        asked = {**self.choices.keywords(), **options}
+        saved = {**self.choices.to_dict(), "first_epoch": self.next.epoch}
         choices = Choices(**{name: asked[name] for name in CHOICES - {"sharding"}})
         chosen = {**resolved(dataset, choices).to_dict(), "first_epoch": asked.get("first_epoch")}
         for name in sorted(CHOOSING & options.keys()):
@@ -234,7 +229,6 @@ class SessionPosition:
         self._covered = self._start.epoch - 1
         self._histories: dict[int, WorkerHistory] = {}  # of the epochs from the next one that is not covered
         self._recorded: Remainder | None = None  # what is left of the current epoch, according to the last state
-        self._has_warned = False
 
     def begin(self, tasks: EpochTasks, history: WorkerHistory, left: Remainder | None = None) -> None:
         """Make an epoch the current one, with the workers that train in it, on what is left of it."""
@@ -279,17 +273,7 @@ class SessionPosition:
     def state(self, counts: tuple[int, ...] = (), digest: SampleDigest = NOTHING) -> dict[str, Any]:
         """The state, as :meth:`dshuffle.Shuffler.state_dict` returns it."""
         reached, history, first = self._remainder(counts, digest), self._state.history, self._covered + 1
-        if self._state.attached is None:
-            if any(counts) and reached.epoch >= first and not self._has_warned:
-                self._has_warned = True
-                logger.warning(  # None is attached where the caller keeps the model
-                    "dshuffle: the state says that %d samples of epoch %d were trained on, and no model was attached. "
-                    "A session that resumes does not train on them again. Attach the model of this moment "
-                    "(shuffler.attach), or save it yourself",
-                    sum(counts),
-                    reached.epoch,
-                )
-        elif reached.epoch >= first:  # what the value does not have is trained on again
+        if self._state.attached is not None and reached.epoch >= first:  # what the value does not have is trained again
             reached = self._start if first == self._start.epoch else Remainder(first, ())
             history = self._histories.get(first, history)
         if self.tasks is not None and reached.epoch == self.tasks.epoch:
@@ -305,149 +289,55 @@ class SessionPosition:
         return earlier.followed_by(counts, digest, self._state.history.weights) if any(counts) else earlier
 
 
-def write_checkpoint(
-    url: str | os.PathLike[str],
-    state: Mapping[str, Any],
-    dataset: Dataset,
-    *,
-    patience: float = 0.0,
-    was_written: bool = False,
-) -> None:
-    """Write a state to a file or an object, which replaces an earlier one at once or not at all.
+class Checkpoint:
+    """A file or an object for the state of a session on a dataset. A file may be locked for one open session.
 
-    A line of JSON is followed by the bytes of the attached value. The options of the dataset's store are used if the
-    URL has the same scheme and host, or is another bucket.
-    """
-    place = checkpoint_place(url)
-    value = b"" if state["attached"] is None else base64.b64decode(state["attached"])
-    head = {"state": {**state, "attached": None}, "attached_nbytes": len(value)}
-    data = json.dumps({"checksum": _checksum(head, value), **head}).encode() + b"\n" + value
-
-    failure, kept = f"the checkpoint {url} cannot be written", ". If there was one before, it is still there"
-
-    def write() -> None:
-        if was_written and is_local(place):
-            os.stat(os.path.dirname(place))  # it is away, and must not be made again
-        write_object(place, data, _options(place, dataset))
-
-    _insist(write, failure, kept, patience, was_used=was_written)
-
-
-def read_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, Any]:
-    """Read the state that :func:`write_checkpoint` wrote for a session on this dataset."""
-    state = find_checkpoint(url, dataset)
-    if state is None:
-        raise CheckpointError(
-            f"there is no checkpoint at {url}. Correct the path, or start a new session that writes it"
-        )
-    return state
-
-
-def find_checkpoint(
-    url: str | os.PathLike[str], dataset: Dataset, *, patience: float = 0.0, was_written: bool = False
-) -> dict[str, Any] | None:
-    """Read a checkpoint; None if there is none."""
-    place = checkpoint_place(url)
-
-    def read() -> bytes | None:
-        # An attached value is unpickled, which runs code.
-        data = read_own_file(place) if is_local(place) else read_object(place, _options(place, dataset))
-        if data is None and was_written:
-            raise FileNotFoundError(errno.ENOENT, "it was there before, and is missing now")
-        return data
-
-    data = _insist(read, f"the checkpoint {url} cannot be read", "", patience, was_used=was_written)
-    if data is None:
-        return None
-    try:
-        line, _, value = data.partition(b"\n")
-        if not line.startswith(b'{"checksum":'):  # a state that the user has written
-            return dict(json.loads(data))
-        head = json.loads(line)
-        checksum, state = head.pop("checksum"), head["state"]
-        intact = checksum == _checksum(head, value) and len(value) == head["attached_nbytes"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"the checkpoint {url} is damaged or truncated ({error})") from error
-    if not intact:
-        raise CheckpointError(f"the checkpoint {url} is damaged: its checksum is wrong")
-    return {**state, "attached": base64.b64encode(value).decode() if value else None}
-
-
-def checkpoint_place(url: str | os.PathLike[str]) -> str:
-    """The canonical URL of a checkpoint."""
-    try:
-        place = canonical_url(url)
-    except InvalidParameter:
-        place = ""
-    scheme, _, rest = place.rpartition("://")
-    if not posixpath.basename(rest) or (scheme and not posixpath.dirname(rest)):
-        raise InvalidParameter.of("checkpoint", url, 'a file or an object in a folder, such as "s3://bucket/run.json"')
-    return place
-
-
-def _insist(ask: Callable[[], T], failure: str, kept: str, patience: float, *, was_used: bool) -> T:
-    end, pause = time.monotonic() + patience, PAUSES[0]
-    while True:
-        try:
-            return ask()
-        except (OSError, DatasetError) as error:
-            # A file system that has failed at a place that was never used will fail again.
-            transient = was_used or getattr(error, "transient", False)
-            if not transient or time.monotonic() + pause > end:
-                raise CheckpointError(f"{failure} ({error}){kept}", transient=transient) from error
-            if pause == PAUSES[0]:
-                logger.warning("dshuffle: %s (%s). It is tried again for %g s", failure, error, patience)
-        time.sleep(pause)
-        pause = min(2 * pause, PAUSES[1])
-
-
-def _checksum(head: Mapping[str, Any], value: bytes) -> int:
-    return zlib.crc32(value, zlib.crc32(json.dumps(head, sort_keys=True).encode()))
-
-
-def _options(place: str, dataset: Dataset) -> Mapping[str, Any] | None:
-    # They may be credentials, which no other host should see.
-    checkpoint, store = urlsplit(place), urlsplit(dataset.url)
-    alike = checkpoint.scheme == store.scheme and (checkpoint.netloc == store.netloc or checkpoint.scheme in BUCKETS)
-    return dataset.storage_options if alike and checkpoint.scheme else None
-
-
-class CheckpointFile:
-    """A checkpoint that this session has for itself, if it is a file. Objects in stores have no locks.
-
-    The lock is on a file beside the checkpoint, which stays. It goes away with the process, however that ends. With
-    ``must_exist``, the folder is not made.
+    A line of JSON is followed by the bytes of the attached value. The lock is on a file beside the checkpoint, which
+    stays. It goes away with the process, however that ends. Objects in stores have no locks.
     """
 
-    def __init__(self, url: str | os.PathLike[str], dataset: Dataset, *, must_exist: bool = False) -> None:
+    def __init__(self, url: str | os.PathLike[str], dataset: Dataset) -> None:
         self.url, self._dataset = url, dataset
-        self._was_written, self._lock = False, -1
-        place = checkpoint_place(url)
-        if not is_local(place):
-            return
+        self.was_used = False  # so that it is only away for a moment if it cannot be read or written
+        self._lock = -1
         try:
-            if not must_exist:
-                os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
-            elif not os.path.lexists(place):
-                read_checkpoint(url, dataset)  # raises
-            self._lock = _locked(place)
-        except OSError as error:
-            raise CheckpointError(f"the checkpoint {place} cannot be written: {error}") from error
+            self.place = canonical_url(url)
+        except InvalidParameter:
+            self.place = ""
+        scheme, _, rest = self.place.rpartition("://")
+        if not posixpath.basename(rest) or (scheme and not posixpath.dirname(rest)):
+            allowed = 'a file or an object in a folder, such as "s3://bucket/run.json"'
+            raise InvalidParameter.of("checkpoint", url, allowed)
+        checkpoint, store = urlsplit(self.place), urlsplit(dataset.url)
+        # Options of the dataset's store may be credentials, which no other host should see.
+        alike = checkpoint.scheme == store.scheme and (checkpoint.netloc == store.netloc or store.scheme in BUCKETS)
+        self._options = dataset.storage_options if alike and checkpoint.scheme else None
 
-    def check_empty(self) -> None:
-        """Refuse to overwrite the state of another session."""
-        state = find_checkpoint(self.url, self._dataset)
-        if state is not None:
+    def lock(self, *, must_exist: bool = False) -> None:
+        """Keep other sessions from a file, and write beside it who has it. With ``must_exist``, no folder is made."""
+        if not is_local(self.place):
+            return
+        if must_exist and not os.path.lexists(self.place):
+            self.read_state()  # raises
+        file = -1
+        try:
+            os.makedirs(os.path.dirname(self.place), 0o755, exist_ok=True)
+            file = open_private_file(f"{self.place}.lock", os.O_RDWR | os.O_CREAT)
+            lock_file(file)
+        except BlockingIOError as error:
+            owner = os.pread(file, 1000, 0).decode(errors="replace")
+            os.close(file)
             raise CheckpointError(
-                f"there is a checkpoint at {self.url}, of epoch {state.get('epoch')}. Go on with it (Shuffler.resume "
-                "or dshuffle.run_with_retries), choose another place, or remove it"
-            )
-
-    def write(self, state: Mapping[str, Any]) -> None:
-        """Write a state. The first one must succeed at once; later ones are tried again for some seconds."""
-        patience = PATIENCE if self._was_written else 0.0
-        write_checkpoint(self.url, state, self._dataset, patience=patience, was_written=self._was_written)
-        self._was_written = True
+                f"the checkpoint {self.place} is in use by another open session ({owner}). Close that session, or "
+                "choose another place"
+            ) from error
+        except OSError as error:
+            if file < 0:
+                raise CheckpointError(f"the checkpoint {self.place} cannot be written: {error}") from error
+            logger.warning("dshuffle: nothing keeps sessions apart, as %s cannot be locked: %s", self.place, error)
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+        self._lock = file
 
     def release(self) -> None:
         """Leave the checkpoint to other sessions. Idempotent."""
@@ -455,21 +345,75 @@ class CheckpointFile:
         if lock >= 0:
             os.close(lock)
 
+    def check_empty(self) -> None:
+        """Refuse to overwrite the state of another session."""
+        if (state := self.read()) is not None:
+            raise CheckpointError(
+                f"there is a checkpoint at {self.url}, of epoch {state.get('epoch')}. Go on with it (Shuffler.resume "
+                "or dshuffle.run_with_retries), choose another place, or remove it"
+            )
 
-def _locked(place: str) -> int:
-    """Open and lock the file beside a checkpoint, and write there who has it."""
-    file = open_private_file(f"{place}.lock", os.O_RDWR | os.O_CREAT)
-    try:
-        lock_file(file)
-    except BlockingIOError as error:
-        owner = os.pread(file, 1000, 0).decode(errors="replace")
-        os.close(file)
-        raise CheckpointError(
-            f"the checkpoint {place} is in use by another open session ({owner}). Close that session, or choose "
-            "another place"
-        ) from error
-    except OSError as error:
-        logger.warning("dshuffle: nothing keeps sessions apart, as this file cannot be locked: %s (%s)", place, error)
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
-    return file
+    def write(self, state: Mapping[str, Any]) -> None:
+        """Replace the state at once or not at all. It is tried for some seconds, but only once in the beginning."""
+        value = base64.b64decode(state["attached"] or "")
+        head = {"state": {**state, "attached": None}, "attached_nbytes": len(value)}
+        data = json.dumps({"checksum": _checksum(head, value), **head}).encode() + b"\n" + value
+
+        def write() -> None:
+            if self.was_used and is_local(self.place):
+                os.stat(os.path.dirname(self.place))  # it is away, and must not be made again
+            write_object(self.place, data, self._options)
+
+        self._insist(write, "written, and an earlier one stays as it is", PATIENCE if self.was_used else 0.0)
+        self.was_used = True
+
+    def read(self, patience: float = 0.0) -> dict[str, Any] | None:
+        """Read the state; None if there is none."""
+
+        def read() -> bytes | None:
+            # An attached value is unpickled, which runs code.
+            data = read_own_file(self.place) if is_local(self.place) else read_object(self.place, self._options)
+            if data is None and self.was_used:
+                raise FileNotFoundError(errno.ENOENT, "it was there before, and is missing now")
+            return data
+
+        data = self._insist(read, "read", patience)
+        if data is None:
+            return None
+        try:
+            line, _, value = data.partition(b"\n")
+            if not line.startswith(b'{"checksum":'):  # a state that the user has written
+                return dict(json.loads(data))
+            head = json.loads(line)
+            if (head.pop("checksum"), head["attached_nbytes"]) != (_checksum(head, value), len(value)):
+                raise ValueError("its checksum is wrong")
+            return {**head["state"], "attached": base64.b64encode(value).decode() if value else None}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"the checkpoint {self.url} is damaged: {error}") from error
+
+    def read_state(self) -> dict[str, Any]:
+        """Read the state, which must be there."""
+        if (state := self.read()) is None:
+            hint = "Correct the path, or start a new session that writes it"
+            raise CheckpointError(f"there is no checkpoint at {self.url}. {hint}")
+        return state
+
+    def _insist(self, ask: Callable[[], T], what: str, patience: float) -> T:
+        # A file system that has failed at a place that was never used will fail again.
+        end, pause = time.monotonic() + patience, FIRST_PAUSE
+        while True:
+            try:
+                return ask()
+            except (OSError, DatasetError) as error:
+                failure = f"the checkpoint {self.url} cannot be {what} ({error})"
+                transient = self.was_used or getattr(error, "transient", False)
+                if not transient or time.monotonic() + pause > end:
+                    raise CheckpointError(failure, transient=transient) from error
+                if pause == FIRST_PAUSE:
+                    logger.warning("dshuffle: %s. It is tried again for %g s", failure, patience)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _checksum(head: Mapping[str, Any], value: bytes) -> int:
+    return zlib.crc32(value, zlib.crc32(json.dumps(head, sort_keys=True).encode()))

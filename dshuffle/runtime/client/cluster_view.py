@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import dask
@@ -16,7 +14,7 @@ from distributed.core import Status
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.runtime.messages import retrieve
+from dshuffle.runtime.messages import unless
 from dshuffle.runtime.session_spec import (
     EVERY_WORKER,
     SessionOptions,
@@ -36,14 +34,11 @@ T = TypeVar("T")
 ANSWER_WITHIN = 15.0
 """Seconds that every call may take, also with a shorter ``dshuffle.timeout``: the machine may be busy."""
 
-LOG_AFTER = 3.0
-"""Seconds after which a call that still waits says so for the first time; then after twice that time, and so on."""
-
 LOST_WORKER, DEFAULT_LOST = "distributed.deploy.lost-worker-timeout", "15s"
 """Setting of Dask, and its default: time after which a cluster ends the job or the nanny of a worker that is away."""
 
-RESTARTED_WITHIN = "1d"
-"""Its value for local clusters. Their nannies start lost workers again, however long that takes."""
+RESTARTED_WITHIN = "5m"
+"""Its value for local clusters whose nannies start lost workers again."""
 
 STEP = 2.0
 """Seconds after which a wait for workers reports how many there are, and between two reports."""
@@ -62,25 +57,14 @@ def limit_of(seconds: float | None = None) -> float:
 
 def answer(client: Client, call: Callable[[], Awaitable[T]], sender: str, seconds: float | None = None) -> T:
     """Return the answer to a call, or raise TimeoutError."""
-    result: T = client.sync(_within, limit_of(seconds), call, sender)
+    limit = limit_of(seconds)
+
+    async def ask() -> T:
+        error = TimeoutError(f"{sender} did not answer within {limit:g} s")
+        return await unless(asyncio.sleep(limit), call(), error)
+
+    result: T = client.sync(ask)
     return result
-
-
-async def _within(seconds: float, call: Callable[[], Awaitable[T]], sender: str) -> T:
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(call())
-    task.add_done_callback(retrieve)
-    began, log_after = loop.time(), LOG_AFTER
-    try:
-        while not (await asyncio.wait([task], timeout=began + min(log_after, seconds) - loop.time()))[0]:
-            waited = loop.time() - began
-            if waited >= seconds:
-                raise TimeoutError(f"{sender} did not answer within {seconds:g} s")
-            logger.warning("dshuffle: %s has not answered for %.0f s", sender, waited)
-            log_after *= 2
-        return task.result()
-    finally:
-        task.cancel()  # and not awaited: Dask would flush the connection first, which can take forever
 
 
 def run_on_workers(
@@ -139,8 +123,8 @@ def resolved_choice(client: Client, options: SessionOptions) -> WorkerChoice:
     if not choice.is_restricted:
         return choice
     present = workers_of(client)
-    names = options.workers or ()
-    missing = [name for name in names if not any(name in identities(worker) for worker in present)]
+    names, known = options.workers or (), frozenset().union(*map(identities, present))
+    missing = [name for name in names if name not in known]
     if missing and not (options.elastic and len(names) - len(missing) >= options.min_workers):
         allowed = f"a list of addresses or names of workers of this cluster: {in_words(present)}"
         absent = f"These are not there: {', '.join(map(repr, missing))}."
@@ -162,43 +146,18 @@ def is_adaptive(client: Client) -> bool:
     return getattr(client.cluster, "_adaptive", None) is not None
 
 
-_lock, _keeping = threading.Lock(), contextlib.ExitStack()
-_n_keeping = 0
+def keep_nannies(client: Client) -> None:
+    """Let a local cluster keep the nannies of lost workers for longer than by Dask's default.
 
-
-@contextlib.contextmanager
-def keep_nannies(client: Client) -> Iterator[None]:
-    """Keep a local cluster from ending the nannies that start lost workers again.
-
-    A worker that imports PyTorch on a busy machine needs more than the default of 15 s to come back. A value of the
-    user stays, and so does the default for an adaptive cluster, which starts another worker after this time. In the end
-    the cluster forgets workers whose nannies have ended, so that it can start them again.
+    A worker that imports PyTorch on a busy machine needs more than 15 s to come back. A value of the user stays, and so
+    does the default for an adaptive cluster, which starts another worker after this time.
     """
-    global _n_keeping
     cluster: Any = client.cluster
-    nannies = isinstance(cluster, LocalCluster) and not is_adaptive(client)
-    nannies = nannies and all(isinstance(worker, Nanny) for worker in cluster.workers.values())
-    with _lock:
-        keeps = nannies and bool(_n_keeping or dask.config.get(LOST_WORKER, DEFAULT_LOST) == DEFAULT_LOST)
-        if keeps and not _n_keeping:
-            _keeping.enter_context(dask.config.set({LOST_WORKER: RESTARTED_WITHIN}))
-        _n_keeping += keeps
-
-    async def forget() -> None:
-        for name, nanny in list(cluster.workers.items()):
-            if nanny.status in (Status.closing_gracefully, Status.closing, Status.closed, Status.failed):
-                await nanny.close()
-                cluster.workers.pop(name, None)
-
-    try:
-        yield
-    finally:
-        with _lock:
-            _n_keeping -= keeps
-            if keeps and not _n_keeping:
-                _keeping.close()
-        if keeps and cluster.status is Status.running:
-            cluster.loop.add_callback(forget)  # on the loop that starts workers
+    if not isinstance(cluster, LocalCluster) or is_adaptive(client):
+        return
+    is_default = dask.config.get(LOST_WORKER, DEFAULT_LOST) == DEFAULT_LOST
+    if is_default and all(isinstance(worker, Nanny) for worker in cluster.workers.values()):
+        dask.config.set({LOST_WORKER: RESTARTED_WITHIN})
 
 
 def wait_for_workers(
@@ -233,11 +192,10 @@ def wait_for_workers(
                 f"must reach the scheduler at {address_of(client)}"
             )
         if waited >= report_after:
-            text = f"{n_running} of {min_workers} workers have connected"
-            if waiting is not None:
-                report_after = waited + STEP
-                waiting(f"{text}{jobs}")
+            report_after = 2 * waited if waiting is None else waited + STEP
+            text = f"{n_running} of {min_workers} workers have connected{jobs}"
+            if waiting is None:
+                logger.warning("dshuffle: %s after %.0f s", text, waited)
             else:
-                report_after = 2 * waited
-                logger.warning("dshuffle: %s after %.0f s%s", text, waited, jobs)
+                waiting(text)
         time.sleep(min(PAUSE, seconds - waited))

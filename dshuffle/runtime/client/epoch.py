@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
@@ -84,7 +83,6 @@ class EpochTasks:
     error: BaseException | None = None  # that has kept the epoch from ending
     interrupted: bool = False  # whether the session was lost, and the loop has heard of it otherwise than by a task
     over: bool = False  # whether another epoch has begun, or the shuffler is closed
-    _called_at: float = 0.0
 
     @property
     def any_call_done(self) -> bool:
@@ -96,14 +94,9 @@ class EpochTasks:
         """The tasks of all calls."""
         return [future for call in self.calls.values() for future in call]
 
-    @property
-    def waiting_seconds(self) -> float:
-        """Seconds since the last call, if a task has not ended; otherwise 0."""
-        return time.monotonic() - self._called_at if any(not future.done() for future in self.futures) else 0.0
-
     def next_call(self) -> int:
         """The number of a new call."""
-        self.n_calls, self._called_at = self.n_calls + 1, time.monotonic()
+        self.n_calls += 1
         self.error = None
         return self.n_calls - 1
 
@@ -119,7 +112,7 @@ class EpochTasks:
                 try:
                     wait(pending, timeout=PATIENCE)
                 except TimeoutError:
-                    session.waiting_for()  # raises an error if the scheduler is gone while this is closed
+                    session.say_why()
                 except CancelledError:
                     continue
 
@@ -146,10 +139,10 @@ class EpochTasks:
         errors.sort(key=lambda error: isinstance(error, WorkerLost))  # stable: by call and rank
         words = f"tasks of epoch {self.epoch} did not finish, so their samples were not trained on"
         error: BaseException = ClusterError(words) if not errors or errors[0] is None else errors[0]
-        counts = Counter(task.outcome for task in unfinished)
         ranks = sorted({task.rank for task in unfinished})
         names = ", ".join(map(name_of, ranks[:5])) + (", ..." if len(ranks) > 5 else "")
-        outcomes = " and ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+        counts = sorted(Counter(task.outcome for task in unfinished).items())
+        outcomes = " and ".join(f"{count} {outcome}" for outcome, count in counts)
         note = (
             f"Tasks of epoch {self.epoch}: {outcomes} ({names}). To go on without their results, also after you have "
             "run other tasks in their place, call epoch.accept(), and then shuffler.epochs() for the other epochs"
@@ -161,7 +154,7 @@ class EpochTasks:
     def number_of(self, call: Call) -> int:
         """The number of a call, from what it has returned."""
         for number, futures in self.calls.items():
-            if futures is call or (isinstance(call, list) and futures == call):
+            if futures == call:
                 return number
         raise InvalidParameter.of("futures", call, f"a list that a call of map has returned in epoch {self.epoch}")
 
@@ -310,17 +303,16 @@ class Epoch:
             futures = self._run_together(fn, args, kwargs)
             errors = [future.exception() for future in futures if future.status == "error"]
             # If a worker was replaced, its rank started again, and the others cannot go on with it.
-            if not errors or not all(isinstance(error, PeerFailed) for error in errors):
-                break
-            if not self._session.look_up_members():
+            failed = bool(errors) and all(isinstance(error, PeerFailed) for error in errors)
+            if not (failed and self._session.look_up_members()):
                 break
             if not restarts_left:  # the cause is a loss every time
                 raise PeerFailed(str(errors[0]), transient=True)
             logger.warning("dshuffle: a lost worker was replaced, so a call of together starts again on all ranks")
             self.forget(futures)
-        for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
-            assert error is not None
-            raise error
+        if errors:
+            first: Any = min(errors, key=lambda error: isinstance(error, PeerFailed))
+            raise first
         results: list[Any] = self._session.client.gather(futures)
         return results
 

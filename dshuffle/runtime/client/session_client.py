@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import os
@@ -27,7 +26,6 @@ from dshuffle.runtime.client.cluster_view import (
     limit_of,
     resolved_choice,
     wait_for_workers,
-    workers_of,
 )
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.messages import (
@@ -209,7 +207,7 @@ class SessionClient:
                     heard = time.monotonic()
                 elif time.monotonic() - began >= patience:
                     patience *= 2
-                    await self.say_what_for()
+                    await self._say_why()
             return call.result()
         finally:
             call.cancel()
@@ -225,32 +223,27 @@ class SessionClient:
             raise
         self.silence.end()
 
-    def waiting_for(self) -> str:
-        """What the session waits for, in words; empty if that is not known."""
+    def say_why(self) -> None:
+        """Log what tasks wait for. While the shuffler is being closed, raise an error if the scheduler is silent."""
         try:
-            return str(self.client.sync(self._waiting))
-        except DShuffleError:
-            return ""
-        except OSError as error:
             if self.silence.leaving:
-                self.silence.begin(time.monotonic() - LEAVE_WITHIN, error)
-                raise ClusterError(_is_gone(self.client, error)) from error
-            return ""
+                self.client.sync(self._check_alive, time.monotonic())
+            else:
+                self.client.sync(self._say_why)
+        except OSError as error:
+            raise ClusterError(_is_gone(self.client, error)) from error
 
-    async def say_what_for(self, *, tasks: bool = False) -> None:
-        """Log what the session waits for, or what its tasks wait for alone."""
+    async def _say_why(self) -> None:
         try:
-            reason = await self._waiting(tasks=tasks)
+            reason = await self._waiting()
         except (OSError, DShuffleError):
             reason = "waiting for the scheduler, which does not answer"
         if reason:
             logger.warning("dshuffle: %s", reason)
 
-    async def _waiting(self, seconds: float | None = None, *, tasks: bool = False) -> str:
-        if seconds is None:
-            seconds = LEAVE_WITHIN if self.silence.leaving else PATIENCE
+    async def _waiting(self, seconds: float = PATIENCE) -> str:
         scheduler: Any = self.client.scheduler
-        call = scheduler.dshuffle_waiting(session_id=self.session_id, tasks=tasks)
+        call = scheduler.dshuffle_waiting(session_id=self.session_id, tasks=True)
         return message_in(await within(seconds, call), str, "the scheduler")
 
     def close_soon(self) -> None:
@@ -311,12 +304,8 @@ class OpenSession(SessionClient):
 
     def __init__(self, client: Client, request: SessionRequest, silence: Silence | None = None) -> None:
         super().__init__(client, request.session_id, silence)
-        self.request, attempts_left = request, ATTEMPTS
-        # An elastic session gets the others later. All may be paused at this moment.
-        least = request.options.min_workers
-        n_workers = 0 if request.options.elastic else len(workers_of(client, request.choice, running=True))
-        while True:
-            attempts_left -= 1
+        self.request = request
+        for attempts_left in reversed(range(ATTEMPTS)):
             try:
                 opened = self._open()
                 break
@@ -326,28 +315,15 @@ class OpenSession(SessionClient):
                 keeps = request.kept_as is not None and request.former is None and self.request.reads_kept
                 if not attempts_left or not (error.transient or keeps):
                     raise
-                self.request = dataclasses.replace(request, reads_kept=error.transient)
-            except WorkerLost as error:  # if it follows another session, its Membership opens it again
-                if not attempts_left or request.former is not None or request.options.on_loss == "raise":
-                    raise
-                logger.warning("dshuffle: the session is opened again: %s", what_happened(error))
-                with contextlib.suppress(ClusterError):  # a lost worker may come back
-                    self.wait_for(max(n_workers, least))
-                self.wait_for(least, 0)
-            self.session_id = new_id()  # the scheduler has closed the session with the old one
-            self.request = dataclasses.replace(self.request, session_id=self.session_id)
+                # The scheduler has closed the session with the old id.
+                self.session_id = new_id()
+                self.request = dataclasses.replace(request, reads_kept=error.transient, session_id=self.session_id)
         if opened.left_out:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened.left_out))
         if opened.too_few_files:
             logger.warning("dshuffle: %s", opened.too_few_files)
         self.addresses, self.history, self._server_role = opened.addresses, opened.history, opened.server
         self.n_workers = self.history.n_workers
-
-    def wait_for(self, n_workers: int, patience: float | None = None) -> None:
-        """Wait until the cluster has so many workers for the session, by default as long as for a replacement."""
-        request, limit = self.request, "dshuffle.replacement-timeout"
-        seconds = request.settings.replacement_timeout if patience is None else patience
-        wait_for_workers(self.client, n_workers, seconds, limit=limit, choice=request.choice)
 
     def _open(self) -> OpenedSession:
         try:
@@ -455,7 +431,7 @@ class Membership:
         try:
             self._prepare(epoch, records)
             if self._only_shares:
-                training = self._training(epoch)  # which counts from now on, also if the present session goes on
+                training = self.training(epoch)  # which counts from now on, also if the present session goes on
                 try:
                     return self._take_over(start, training, 1)
                 except DShuffleError as error:  # the current session goes on, unless its workers have changed meanwhile
@@ -463,11 +439,12 @@ class Membership:
                     self._keep(epoch, "shares", error, self.current.session_id)
             if self._following is None:
                 exchange = self._advance(self.current, epoch)
-                exchange = exchange if training is None else dataclasses.replace(exchange, training_before=training)
-                return self._begun(exchange)
+                return exchange if training is None else dataclasses.replace(exchange, training_before=training)
         except WorkerLost as error:
-            self._say_what_follows(epoch, error)
-        return self._take_over(start, training or self._training(epoch))
+            if not self.elastic:
+                raise
+            logger.warning("dshuffle: the workers that are left train on epoch %d (%s)", epoch, what_happened(error))
+        return self._take_over(start, training or self.training(epoch))
 
     def is_lost(self) -> bool:
         """Whether the present session is elastic, and has ended because workers were lost."""
@@ -482,7 +459,7 @@ class Membership:
         """Open an epoch again with the workers that are left, after the session has been lost in it."""
         self._close_following()
         logger.warning("dshuffle: epoch %d begins again, because tasks of it were lost with their workers", start.epoch)
-        return self._take_over(start, self._training(start.epoch))
+        return self._take_over(start, self.training(start.epoch))
 
     def close(self) -> None:
         """Close all sessions."""
@@ -503,17 +480,9 @@ class Membership:
             following.close()
 
     def _advance(self, session: OpenSession, epoch: int) -> EpochExchange:
-        return session.ask(EpochExchange, "advance", epoch=epoch)
-
-    def _begun(self, exchange: EpochExchange) -> EpochExchange:
-        self._exchanging, self.current.addresses = False, exchange.addresses
+        exchange = session.ask(EpochExchange, "advance", epoch=epoch)
+        self._exchanging, session.addresses = False, exchange.addresses
         return exchange
-
-    def _say_what_follows(self, epoch: int, error: WorkerLost) -> None:
-        """Log that other workers go on; or raise the error, if they may not."""
-        if not self.elastic:
-            raise error
-        logger.warning("dshuffle: the workers that are left train on epoch %d (%s)", epoch, what_happened(error))
 
     def _prepare(self, epoch: int, records: Sequence[EpochRecord]) -> None:
         """Open the session that follows, if the workers or the shares of the next epoch are others."""
@@ -536,13 +505,11 @@ class Membership:
             logger.warning(text, epoch, len(now), len(now - before), len(before))
 
     def _open_with_other_shares(self, epoch: int, records: Sequence[EpochRecord]) -> None:
-        weights = proposed_weights(self.current, records)
-        if weights is not None:
-            try:
+        try:
+            if (weights := proposed_weights(self.current, records)) is not None:
                 self._following, self._only_shares = self.current.successor(self._start_of(epoch), weights), True
-                logger.info("dshuffle: epoch %d has shares in proportion to %s", epoch, weights or "1 for each rank")
-            except DShuffleError as error:
-                self._keep(epoch, "shares", error, self.current.session_id)
+        except DShuffleError as error:
+            self._keep(epoch, "shares", error, self.current.session_id)
 
     def _keep(self, epoch: int, what: str, error: DShuffleError, refused: MemberChanges | str) -> None:
         """Log that an epoch keeps its workers or shares, because no session could be opened with others."""
@@ -555,7 +522,7 @@ class Membership:
         start = self.current.request.start
         return start if start.epoch == epoch else Remainder(epoch, ())
 
-    def _training(self, epoch: int) -> tuple[TrainingTime, ...] | None:
+    def training(self, epoch: int) -> tuple[TrainingTime, ...] | None:
         """Time of training before an epoch in the present session, which counts from 0 afterwards."""
         try:
             return self.current.ask(tuple[TrainingTime, ...], "training")
@@ -580,10 +547,13 @@ class Membership:
                 logger.warning("dshuffle: another session is opened for epoch %d (%s)", epoch, what_happened(error))
         former, self.current, self._following, self._only_shares = self.current, following, None, False
         former.close_soon()  # Ctrl-C here must not come between the session and the position
-        return self._begun(dataclasses.replace(exchange, training_before=training))
+        return dataclasses.replace(exchange, training_before=training)
 
     def _open_successor(self, start: Remainder) -> OpenSession:
-        self.current.wait_for(self.current.request.options.min_workers)
+        request = self.current.request
+        seconds, limit = request.settings.replacement_timeout, "dshuffle.replacement-timeout"
+        least = request.options.min_workers
+        wait_for_workers(self.current.client, least, seconds, limit=limit, choice=request.choice)
         try:
             return self.current.successor(start)
         except CacheBudgetError:  # the partitions of this session take the memory, so the dataset is read again

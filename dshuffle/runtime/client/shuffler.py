@@ -1,65 +1,80 @@
-"""The user interface: a :class:`Shuffler` for a Dask client and a dataset."""
+"""The user interface: a :class:`Shuffler` for a Dask client and a dataset, again after losses, and a view of it."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
+import importlib
 import logging
 import os
+import sys
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager
+from html import escape
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
-from distributed import Client
+from distributed import Client, KilledWorker
+from distributed.comm.core import CommClosedError
 from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.emulated_links import check_emulated_rates
-from dshuffle.errors import ClusterError, DShuffleError, MixingWarning, PeerFailed, WorkerLost
+from dshuffle.errors import ClusterError, DShuffleError, MixingWarning, PeerFailed, WorkerLost, what_happened
 from dshuffle.notebook import html_summary
 from dshuffle.planning import Assignment, Choices, Classes, GivenSharding, Remainder
-from dshuffle.planning.cost import ClusterRates
-from dshuffle.planning.remainder import SampleDigest
+from dshuffle.planning.cost import ClusterRates, as_number
 from dshuffle.planning.shares import Shares
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
 from dshuffle.runtime.client.checkpoints import (
     CHOICES,
-    CheckpointFile,
+    Checkpoint,
     SessionPosition,
     SessionState,
-    checkpoint_place,
-    read_checkpoint,
     shuffle_digest,
-    write_checkpoint,
 )
 from dshuffle.runtime.client.cluster_view import check_client, is_adaptive, keep_nannies, wait_for_workers
 from dshuffle.runtime.client.epoch import Epoch, EpochTasks
 from dshuffle.runtime.client.session_client import (
-    PATIENCE,
     Membership,
     OpenSession,
-    SessionClient,
     install_plugin,
     session_request,
 )
 from dshuffle.runtime.dataset_inputs import checked_sharding, resolved, warn_of_small_classes
 from dshuffle.runtime.measure.measurement import expected_seconds
 from dshuffle.runtime.messages import EpochExchange, TrainedSamples, TrainingTime
+from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.session_spec import OPTION_NAMES, EarlierWorkers, SessionOptions, WorkerChoice
-from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.settings import Settings, as_seconds
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, Place, as_dataset
 from dshuffle.units import human_count
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MEASURED = ("epoch", "run_id", "needed", "packets", "components", "exchange_seconds", "waited_seconds")
 """Fields of an exchange that are in the record of its epoch."""
+
+LOSSES = (CommClosedError, KilledWorker, CancelledError)
+"""Dask's errors after which another session may succeed. Those of dshuffle say it themselves."""
+
+SHORTEST = 0.1
+"""Least seconds between two looks."""
+
+LINE_EVERY = 5.0
+"""Least seconds between two lines of text about the same phase. How far each worker is changes at every look."""
+
+STOP_WITHIN = 5.0
+"""Seconds that a widget that is stopped waits for its last look."""
 
 
 class Shuffler:
@@ -245,7 +260,7 @@ class Shuffler:
         cluster: ClusterRates | None = None,
         elastic: bool = False,
         min_workers: int = 1,
-        _resumed: tuple[SessionState, CheckpointFile | None] | None = None,
+        _resumed: tuple[SessionState, Checkpoint | None] | None = None,
     ) -> None:
         keywords = locals()
         check_client(client)
@@ -258,21 +273,21 @@ class Shuffler:
         options.check_way(choices)
         start, carried = Remainder(as_integer("first_epoch", first_epoch, 0), ()), None
         earlier: SessionState | None
-        self._file: CheckpointFile | None
+        self._file: Checkpoint | None
         earlier, self._file = _resumed or (None, None)
         if earlier is not None:
             start, carried = earlier.next, EarlierWorkers.of(earlier.history, earlier.next)
         settings = Settings.from_config(adaptive=is_adaptive(client))
         check_emulated_rates()  # those of this process, which reads rows as well
         with contextlib.ExitStack() as on_error:
-            self._held = on_error.enter_context(contextlib.ExitStack())
             if self._file is None and checkpoint is not None:
-                self._file = CheckpointFile(checkpoint, self.dataset)
+                self._file = Checkpoint(checkpoint, self.dataset)
+                self._file.lock()
             if self._file is not None:
-                self._held.callback(self._file.release)
+                on_error.callback(self._file.release)
                 if earlier is None:
                     self._file.check_empty()
-            self._held.enter_context(keep_nannies(client))
+            keep_nannies(client)
             install_plugin(client)
             if options.min_workers > 1:
                 limit, choice = "dshuffle.timeout", options.choice
@@ -304,7 +319,6 @@ class Shuffler:
         self._record: EpochRecord | None = None  # of the current epoch, without its training
         self._requested_at = 0.0  # when the client asked for the current epoch
         self._handed_out = True  # whether the current epoch has been yielded
-        self._watches = False
         self.elastic, self.closed = options.elastic, False
 
     @classmethod
@@ -351,19 +365,19 @@ class Shuffler:
         [[3, 3], [5, 5]]
         """
         dataset, file = as_dataset(dataset), None
-        try:
+        with contextlib.ExitStack() as on_error:
             if not isinstance(state, Mapping):
-                target = options.setdefault("checkpoint", state)
-                if target is not None and checkpoint_place(target) == checkpoint_place(state):
+                saved, target = Checkpoint(state, dataset), options.setdefault("checkpoint", state)
+                if target is not None and Checkpoint(target, dataset).place == saved.place:
                     # Before it is read: a session that is still open may be about to write it.
-                    file = CheckpointFile(target, dataset, must_exist=True)
-                state = read_checkpoint(state, dataset)
+                    file = saved
+                    on_error.callback(file.release)
+                    file.lock(must_exist=True)
+                state = saved.read_state()
             earlier = SessionState.from_dict(state, dataset)
-            return cls(client, dataset, **earlier.keywords(dataset, options), _resumed=(earlier, file))
-        except BaseException:
-            if file is not None:
-                file.release()
-            raise
+            resumed = cls(client, dataset, **earlier.keywords(dataset, options), _resumed=(earlier, file))
+            on_error.pop_all()
+        return resumed
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this session, for :meth:`resume`. It can be written as JSON.
@@ -382,16 +396,16 @@ class Shuffler:
         """
         if self.closed:
             raise ClusterError("this Shuffler is closed. Take its state before", transient=False)
-        position, trained = self._position, TrainedSamples(epoch=-1, counts=(), digest=SampleDigest())
+        position = self._position
         if position.tasks is not None and not position.ended:
             try:
                 trained = self._calls.ask(TrainedSamples, "trained")
             except WorkerLost:
                 position.tasks.interrupted = True  # calls that the loop has not made yet are missing
                 raise
-        if trained.epoch != self.epoch:
-            return position.state()
-        return position.state(trained.counts, trained.digest)
+            if trained.epoch == self.epoch:
+                return position.state(trained.counts, trained.digest)
+        return position.state()
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write the state of this session to a checkpoint.
@@ -401,7 +415,7 @@ class Shuffler:
         CheckpointError
             If it cannot be written. An earlier checkpoint is still there.
         """
-        write_checkpoint(url, self.state_dict(), self.dataset)
+        Checkpoint(url, self.dataset).write(self.state_dict())
 
     def attach(self, value: Any, epoch: int | None = None) -> None:
         """Keep a value in the states and checkpoints of this session from now on, such as a model after an epoch.
@@ -491,7 +505,7 @@ class Shuffler:
             self.closed = True
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self._membership.close_soon()
-            self._held.close()
+            self._leave_checkpoint()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -597,22 +611,18 @@ class Shuffler:
             **{name: getattr(exchange, name) for name in MEASURED},
             **exchange.measures.to_dict(),
         )
-        if not self._watches:  # say what tasks wait for, also while the user waits for them in calls of Dask
-            self._watches = True
-            loop: Any = self.client.loop
-            loop.add_callback(_watch, weakref.ref(self))
 
     def _end_record(self, training: Sequence[TrainingTime] | None, ended: float) -> None:
         """Keep the record of the current epoch, if the times of its training are known."""
         record, self._record = self._record, None
         if record is not None and training is not None:
-            record = dataclasses.replace(
+            ended_record = dataclasses.replace(
                 record,
                 training_seconds=max(rank.seconds for rank in training),
                 rank_training_seconds=tuple(rank.own for rank in training),
                 epoch_seconds=ended - self._requested_at,
             )
-            self.records.append(record)
+            self.records.append(ended_record)
 
     def _finish_epoch(self) -> None:
         try:
@@ -620,12 +630,7 @@ class Shuffler:
         finally:
             ended = time.perf_counter()
             if self._record is not None:
-                training = None
-                try:
-                    training = self._calls.ask(tuple[TrainingTime, ...], "training")
-                except DShuffleError as error:  # the session has ended, and says so itself
-                    logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
-                self._end_record(training, ended)
+                self._end_record(self._membership.training(self._record.epoch + 1), ended)
 
     def _end_tasks(self) -> None:
         if self._position.tasks is not None:
@@ -637,6 +642,10 @@ class Shuffler:
         # Nothing was trained on since the last epoch began or ended, so no worker is asked.
         if self._file is not None:
             self._file.write(self._position.state())
+
+    def _leave_checkpoint(self) -> None:
+        if self._file is not None:
+            self._file.release()
 
     def accept(self) -> None:
         """Let the current epoch end although tasks did not finish. See :meth:`Epoch.accept`."""
@@ -680,7 +689,7 @@ class Shuffler:
             try:
                 self._membership.close()
             finally:
-                self._held.close()
+                self._leave_checkpoint()
 
     def look_up_members(self) -> bool:
         """Ask the scheduler for :attr:`addresses`; whether ranks have other workers than at the last look."""
@@ -695,17 +704,208 @@ class Shuffler:
         return self._membership.current
 
 
-async def _watch(watched: weakref.ref[Shuffler]) -> None:
-    """Say what the tasks of a shuffler wait for after some seconds, then after twice that time, and so on."""
-    said_after = 0.0
-    while (shuffler := watched()) is not None and not shuffler.closed and shuffler._calls.connected:
-        calls: SessionClient = shuffler._calls
-        tasks = shuffler._position.tasks
-        seconds = 0.0 if tasks is None else tasks.waiting_seconds
-        del shuffler, tasks
-        if seconds < PATIENCE:
-            said_after = 0.0
-        elif seconds >= 2 * said_after:
-            said_after = seconds
-            await calls.say_what_for(tasks=True)
-        await asyncio.sleep(PATIENCE / 3)
+def run_with_retries(
+    train: Callable[[Shuffler], T],
+    make_client: Callable[[], Client | AbstractContextManager[Client]],
+    dataset: Dataset | Place,
+    *,
+    checkpoint: str | os.PathLike[str],
+    attempts: int = 3,
+    min_workers: int = 1,
+    patience: str | float = "5m",
+    **options: Any,
+) -> T:
+    """Train with a :class:`Shuffler`, and again from its checkpoint if the session or the cluster is lost.
+
+    If there is a checkpoint from the beginning, training goes on from it. So a job script that a queue starts again
+    needs nothing but this call.
+
+    Parameters
+    ----------
+    train
+        Function that trains, and returns when training is done. It is called with a new shuffler in every attempt.
+    make_client
+        Function that returns a Dask client, or a context manager that yields one; called before every attempt. A client
+        stays open, and may be the same every time. A context manager is left after the attempt, so that a cluster that
+        it has started is closed before another one is started.
+    dataset
+        A dataset, or the URL of one.
+    checkpoint
+        File or object of the state, as for :class:`Shuffler`.
+    attempts
+        Attempts in a row that may fail without progress of training. There is progress if the checkpoint says that an
+        epoch has ended, or that more of its samples were trained on (:meth:`Shuffler.save`). An error that another
+        attempt cannot help (:attr:`DShuffleError.transient`) is raised at once.
+    min_workers
+        Number of workers to wait for before an attempt. A session has as many workers as there are when it opens. With
+        the option ``elastic``, their number may change later.
+    patience
+        Time to wait for them, and for a checkpoint that cannot be read for the moment: seconds, or text such as
+        ``"5m"``.
+    **options
+        Other parameters of :class:`Shuffler`.
+
+    Returns
+    -------
+    object
+        What ``train`` returned.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint is damaged, one of another dataset, or cannot be read or written in time.
+    InvalidParameter
+        If an option contradicts the checkpoint.
+    ClusterError, ExchangeError
+        If the last attempt failed as well, or there were not enough workers in time.
+    DShuffleError
+        If another attempt cannot help.
+
+    Examples
+    --------
+    >>> import numpy as np, dshuffle, tempfile
+    >>> from distributed import Client
+    >>> dataset = dshuffle.create_dataset("memory://doc-retries", {"x": np.arange(10.0)}, overwrite=True)
+    >>> tries = iter([True, False])
+    >>> def train(shuffler):
+    ...     for epoch in shuffler.epochs(3 - shuffler.next_epoch):
+    ...         if epoch.number == 1 and next(tries):
+    ...             raise dshuffle.ClusterError("the cluster is gone")
+    ...     return epoch.number
+    >>> with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
+    ...     dshuffle.run_with_retries(train, lambda: client, dataset, checkpoint="memory://doc-retries-state/run.json")
+    2
+    """
+    as_integer("attempts", attempts, 1)
+    options["min_workers"] = as_integer("min_workers", min_workers, 1)
+    chosen = SessionOptions(**{name: options[name] for name in OPTION_NAMES & options.keys()})
+    opened, seconds = as_dataset(dataset), as_seconds("patience", patience)
+    saved = Checkpoint(checkpoint, opened)
+
+    def progress() -> tuple[int, int]:
+        """The first epoch that has not ended, and how many of its samples were trained on."""
+        if (state := saved.read(seconds)) is None:
+            return options.get("first_epoch", 0), 0
+        saved.was_used = True  # so that it is only away for a moment if it cannot be read later
+        remainder = SessionState.from_dict(state, opened).next
+        return remainder.epoch, remainder.total
+
+    reached, in_a_row = progress(), 0
+    while True:
+        try:
+            with contextlib.ExitStack() as attempt:
+                made = make_client()  # a client of the user stays open
+                client = made if isinstance(made, Client) else attempt.enter_context(made)
+                wait_for_workers(client, chosen.awaited_workers, seconds, choice=chosen.choice)
+                shuffler = new_or_resumed(client, opened, checkpoint, saved.read(seconds), options)
+                saved.was_used = True
+                return train(attempt.enter_context(shuffler))
+        except (DShuffleError, *LOSSES) as error:
+            if isinstance(error, DShuffleError) and not error.transient:
+                raise
+            before, reached = reached, max(reached, progress())
+            in_a_row = 0 if reached > before else in_a_row + 1
+            if in_a_row >= attempts:
+                raise
+            text = "dshuffle: training continues in epoch %d (%s: %s)"
+            logger.warning(text, reached[0], type(error).__name__, what_happened(error))
+
+
+def new_or_resumed(
+    client: Client,
+    dataset: Dataset,
+    checkpoint: str | os.PathLike[str],
+    state: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> Shuffler:
+    """Open a new session, or one that goes on from its checkpoint if there is a ``state`` in it."""
+    if state is None:
+        return Shuffler(client, dataset, checkpoint=checkpoint, **options)
+    later = {name: value for name, value in options.items() if name != "first_epoch"}
+    return Shuffler.resume(client, dataset, checkpoint, **later)
+
+
+class SessionWidget:
+    """A live view of a session, which ends when the session is closed; see :func:`watch`."""
+
+    def __init__(self, shuffler: Shuffler, seconds: float) -> None:
+        self._shuffler = weakref.ref(shuffler)  # a shuffler that is dropped closes its session
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        in_notebook = getattr(shell, "kernel", None) is not None  # where output can be replaced
+        self._display = importlib.import_module("IPython.display") if in_notebook else None
+        self._handle: Any = self._display.display(display_id=True) if self._display else None
+        self._phase, self._written = "", 0.0  # of the last line of text
+        self._stopped = threading.Event()
+        self._update(shuffler)
+        self._thread = threading.Thread(target=self._look, args=(seconds,), name="dshuffle-watch", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped.is_set() else "watches"
+        return f"<SessionWidget {state} {self._shuffler() or 'a shuffler that is gone'}>"
+
+    def stop(self) -> None:
+        """Stop looking. What was shown last stays."""
+        self._stopped.set()
+        self._thread.join(STOP_WITHIN)  # it may wait for a scheduler that does not answer
+
+    def _look(self, seconds: float) -> None:
+        ends = False
+        while not ends:
+            ends = self._stopped.wait(seconds)
+            if (shuffler := self._shuffler()) is None:
+                break
+            ends = ends or shuffler.closed or not shuffler._calls.connected
+            self._update(shuffler)
+            del shuffler
+        self._stopped.set()
+
+    def _update(self, shuffler: Shuffler) -> None:
+        """Replace the output of the cell, or write a line if the phase is another one, or after a while."""
+        session = _asked(shuffler)
+        if isinstance(session, str):
+            phase, details, html = repr(shuffler), session and f": {session}", shuffler._repr_html_() + escape(session)
+        else:
+            phase, details = f"{session.way}: {session.progress()}", session.details()
+            html = "" if self._display is None else session._repr_html_()
+        if self._display is not None:
+            self._handle.update(self._display.HTML(html))
+        elif phase != self._phase or time.monotonic() >= self._written + LINE_EVERY:
+            print(phase, details, sep="", file=sys.stderr, flush=True)
+            self._phase, self._written = phase, time.monotonic()
+
+
+def _asked(shuffler: Shuffler) -> SessionSnapshot | str:
+    """What a session does, or why that is not known: empty if it is closed."""
+    try:
+        return "" if shuffler.closed else shuffler._calls.ask(SessionSnapshot, "snapshot")
+    except DShuffleError as error:  # a session that is lost, or follows another one in this moment
+        return str(error)
+
+
+def watch(shuffler: Shuffler, seconds: float = 1.0) -> SessionWidget:
+    """Show what a session does, until it is closed: in a notebook as a table, elsewhere as lines on standard error.
+
+    The view has the state of every worker and how many samples it holds, what each pair of workers exchanged and how
+    fast, and how long each epoch trained and waited. The page ``/dshuffle`` of the Dask dashboard shows the same.
+    Lines have the epoch, whom the session waits for, and the times of the last epoch that has ended. There is a
+    line for each phase, and at most one more every five seconds. The call returns at once.
+
+    Parameters
+    ----------
+    shuffler
+        The shuffler to look at.
+    seconds
+        Time between two looks, at least 0.1. Each one is a short message to the scheduler.
+
+    Returns
+    -------
+    SessionWidget
+        A handle whose ``stop`` ends it.
+
+    Raises
+    ------
+    InvalidParameter
+        If ``seconds`` is not a number of at least 0.1.
+    """
+    return SessionWidget(shuffler, as_number("seconds", seconds, SHORTEST))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import enum
 import functools
 import importlib.metadata
 import math
@@ -14,18 +13,19 @@ import resource
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
+from dask.system import CPU_COUNT
 from distributed import Client, Worker
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import CacheBudgetError, ClusterError, DShuffleError, InvalidParameter
-from dshuffle.planning import Choices, Chunks, Delivery, Remainder, ShuffleSpec
+from dshuffle.planning import Choices, Chunks, Remainder, ShuffleSpec
 from dshuffle.planning.cost import MESSAGE_SECONDS, ClusterRates, Work, compare_costs, ends_seconds, loads_of
 from dshuffle.planning.delivery import suitable_deliveries
 from dshuffle.runtime.client.cluster_view import answer, cluster_info, is_adaptive, run_on_workers, workers_of
@@ -96,17 +96,17 @@ class Measurement:
     cluster: ClusterRates
     seconds: float
     # Bytes per second into a worker: while two workers exchange, and while all do.
-    link_alone: float
-    link_together: float
-    server: float | None  # bytes per second from the server to all workers; None without a dedicated server
+    link_alone: float = 0.0
+    link_together: float = 0.0
+    server: float | None = None  # bytes per second from the server to all workers; None without a dedicated server
     # Bytes of rows per second: read by one worker alone, and by all workers at once in total; None without a dataset.
-    storage_alone: float | None
-    storage_together: float | None
+    storage_alone: float | None = None
+    storage_together: float | None = None
     # Processor utilization before the measurement, while all workers exchange, and while all workers read. If a value
     # is near 1, the processors were measured, not the network or the storage.
-    busy_before: float
-    busy_network: float
-    busy_storage: float | None
+    busy_before: float = 0.0
+    busy_network: float = 0.0
+    busy_storage: float | None = None
 
 
 def measure_cluster(
@@ -168,8 +168,7 @@ async def look_at_machine(seconds: float) -> tuple[str, int, float]:
     await asyncio.sleep(seconds)
     boot = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers and network namespaces of a machine
     name = boot.read_text().strip() if boot.exists() else os.uname().nodename
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return name, cores, 1 - ProcessorTimes.now().idle_since(before)
+    return name, CPU_COUNT, 1 - ProcessorTimes.now().idle_since(before)
 
 
 def shared_links(machines: Sequence[str]) -> tuple[int, float]:
@@ -179,8 +178,7 @@ def shared_links(machines: Sequence[str]) -> tuple[int, float]:
     return most, (n_workers - most) / max(1, n_workers - 1) if len({*counts}) == 1 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Phase:
+class _Phase(NamedTuple):
     """Bytes that passed the slowest place in some seconds, how long all of it took, and how busy processors were."""
 
     nbytes: int
@@ -191,10 +189,6 @@ class _Phase:
     @property
     def rate(self) -> float:
         return self.nbytes / max(self.seconds, 1e-9)
-
-
-def _rate(phase: _Phase | None) -> float | None:
-    return None if phase is None else phase.rate
 
 
 class _Meter:
@@ -224,7 +218,7 @@ class _Meter:
             own = max(0.0, phase.busy - before) if before < IDLE else 0.0
             return own * cores * len({*names.values()}) * phase.took
 
-        alone = together = served = by_one = by_all = None
+        found: dict[str, Any] = {"busy_before": before}
         link = 1e9  # with a single worker it does not matter
         rates: dict[str, Any] = {
             "cores": cores,
@@ -233,18 +227,18 @@ class _Meter:
             "index_seconds": INDEX_SECONDS,
             "wire_overhead": 0.0,  # the measured rates do not count headers
         }
+        exchange = functools.partial(functools.partial, self._exchange)
         if n > 1:
             empties, shorts = _short_exchanges(self.client, workers, 0.05 * seconds)
             self.empty, self.per_message = min(empties), (min(shorts) - min(empties)) / (n - 1)
-            exchange = functools.partial(functools.partial, self._exchange)
             elsewhere = (worker for worker in workers if names[worker] != names[workers[0]])
             together = _grown(exchange(workers, None), 0.25 * seconds)
             pair = [workers[0], next(elsewhere, workers[1])]
             alone = together if n == 2 else _grown(exchange(pair, None), 0.15 * seconds)
-            served = _grown(exchange(workers, server), 0.15 * seconds) if server else None
             link = together.rate
             if together.busy >= BUSY:  # processors limited it
                 link = max(link, alone.rate / max(1.0, each * outside))
+            found |= {"link_alone": alone.rate, "link_together": together.rate, "busy_network": together.busy}
             # Processor time per byte at each end. Messages are counted separately.
             each_end = (processor_seconds(together) / n - MESSAGE_SECONDS * (n - 1)) / 2 / together.nbytes
             if each_end > 0:
@@ -254,8 +248,10 @@ class _Meter:
             rates["first_message_seconds"] = extra / ((n - 1) * max(1.0, each / cores))
         if server:
             rates["server_up"] = link
-        if served:
-            rates["server_up"] = max(served.rate, link if served.busy >= BUSY else 0.0)
+            if n > 1:
+                served = _grown(exchange(workers, server), 0.15 * seconds)
+                rates["server_up"] = max(served.rate, link if served.busy >= BUSY else 0.0)
+                found["server"] = served.rate
         if dataset is not None:
             alone_in, all_in = (functools.partial(self._read, among, dataset) for among in (workers[:1], workers))
             alone_in(0)  # this loads code
@@ -271,19 +267,8 @@ class _Meter:
             }
             if busy := processor_seconds(by_all):
                 rates["read_rate"] = by_all.nbytes / busy
-        cluster = ClusterRates(n, link, link, **rates)
-        return Measurement(
-            cluster=cluster,
-            seconds=time.perf_counter() - began,
-            link_alone=_rate(alone) or 0.0,
-            link_together=_rate(together) or 0.0,
-            server=_rate(served),
-            storage_alone=_rate(by_one),
-            storage_together=_rate(by_all),
-            busy_before=before,
-            busy_network=together.busy if together else 0.0,
-            busy_storage=by_all.busy if by_all else None,
-        )
+            found |= {"storage_alone": by_one.rate, "storage_together": by_all.rate, "busy_storage": by_all.busy}
+        return Measurement(ClusterRates(n, link, link, **rates), time.perf_counter() - began, **found)
 
     def _exchange(self, workers: Sequence[str], server: str | None, nbytes: int, seconds: float, least: int) -> _Phase:
         """The fastest exchange of generated rows, of which each worker holds some bytes."""
@@ -418,31 +403,21 @@ def expected_seconds(
     elif cluster.n_workers != n_workers:
         allowed = f"{n_workers}, the number of workers that train"
         raise InvalidParameter.of("cluster.n_workers", cluster.n_workers, allowed)
-    limits = [cluster_info(client)["workers"].get(worker.address, {}).get("memory_limit") for worker in serving[:1]]
-    whole, work = dataset.n_samples * dataset.row_nbytes, work_of(dataset, choices.with_one_delivery())
-    families: dict[str, Delivery] = {}
-    for delivery in suitable_deliveries(
+    described, whole = cluster_info(client)["workers"], dataset.n_samples * dataset.row_nbytes
+    limits = [described.get(worker.address, {}).get("memory_limit") for worker in serving[:1]]
+    work = work_of(dataset, choices.with_one_delivery())
+    suitable = suitable_deliveries(
         n_workers,
         excess=work.excess(n_workers) > 0,
         has_server=bool(serving),
         has_storage=cluster.storage is not None,
         server_holds_all=all(not limit or whole <= memory_fraction * limit for limit in limits),
-    ):
-        families.setdefault(delivery.family, delivery)
-    ways = [work.with_choices(delivery=delivery.name) for delivery in families.values()]
+    )
+    families: dict[str, str] = {}
+    for delivery in suitable:
+        families.setdefault(delivery.family, delivery.name)
+    ways = [work.with_choices(delivery=name) for name in families.values()]
     return {each.work.delivery.name: each.exchange_seconds for each in compare_costs(cluster, ways)}
-
-
-Facts = Mapping[str, Mapping[str, Any]]
-"""What :func:`look_at_process` or :func:`look_at_worker` has found, by address."""
-
-
-class Level(enum.Enum):
-    """How bad a finding is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,27 +430,16 @@ class Finding:
     is_error: bool = False
 
     @property
-    def level(self) -> Level:
-        """How bad it is."""
-        return Level.ERROR if self.is_error else Level.WARNING if self.remedy else Level.OK
-
-
-def _found(subject: str, wrong: list[str], bad: str, remedy: str, fine: str, *, is_error: bool = False) -> Finding:
-    """What is wrong at some places, of which the first three are named, or that all is fine."""
-    if not wrong:
-        return Finding(subject, fine)
-    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-    return Finding(subject, f"{bad} {', '.join(wrong[:3])}{more}", remedy, is_error)
+    def level(self) -> str:
+        """How bad it is: ``"ok"``, ``"warning"`` or ``"error"``."""
+        return "error" if self.is_error else "warning" if self.remedy else "ok"
 
 
 def look_at_process() -> dict[str, Any]:
     """Facts about the process in which this runs. Runs on the client, the scheduler and every worker."""
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
+    installed = {name: [*importlib.metadata.distributions(name=name)] for name in PACKAGES}
+    versions = {"python": platform.python_version()}
+    versions |= {name: found[0].version if found else "missing" for name, found in installed.items()}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {"versions": versions, "clock": time.time(), "open_files": soft, "most_open_files": hard}
 
@@ -483,11 +447,11 @@ def look_at_process() -> dict[str, Any]:
 async def look_at_worker(dataset: DatasetReference | None, dask_worker: Worker) -> dict[str, Any]:
     """Facts about a worker, and whether it can open a dataset. Runs on every worker."""
     seen = ""
-    if dataset is not None:
-        try:
+    try:
+        if dataset is not None:
             await asyncio.to_thread(dataset.open)
-        except Exception as error:  # whatever a store raises
-            seen = f"{type(error).__name__}: {error}"
+    except Exception as error:  # whatever a store raises
+        seen = f"{type(error).__name__}: {error}"
     return {
         **look_at_process(),
         "dataset_error": seen,
@@ -501,7 +465,7 @@ def diagnose(client: Client, dataset: Dataset | None = None) -> list[Finding]:
     """Look at a client, its scheduler and all workers."""
     workers = cluster_info(client)["workers"]
     reference = None if dataset is None else DatasetReference.of(dataset)
-    before, here = time.time(), look_at_process()
+    facts, findings, before = {"client": look_at_process()}, list[Finding](), time.time()
     try:
         replies = run_on_workers(client, look_at_worker, reference, on_error="return")
     except OSError as error:
@@ -512,99 +476,89 @@ def diagnose(client: Client, dataset: Dataset | None = None) -> list[Finding]:
     except Exception as error:  # whatever the import raises there
         replies["scheduler"] = error
     after = time.time()
-    findings = [_of_workers(workers)]
+
+    def look(subject: str, wrong: list[str], bad: str, remedy: str, fine: str, *, is_error: bool = False) -> None:
+        """Add what is wrong at some places, of which the first three are named, or that all is fine."""
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        bad = f"{bad} {', '.join(wrong[:3])}{more}"
+        findings.append(Finding(subject, bad, remedy, is_error) if wrong else Finding(subject, fine))
+
+    if workers:
+        text = f"{len(workers)} on {len({worker['host'] for worker in workers.values()})} hosts"
+        if serving := sum(only_serves(worker["resources"]) for worker in workers.values()):
+            text += f", of which {serving} only serve"
+        paused = [where for where, worker in workers.items() if worker["status"] == "paused"]
+        remedy = "Dask pauses a worker at 80 % of its memory limit. Free memory there, or raise the limit."
+        look("workers", paused, f"{text}; paused:", remedy, text)
+    else:
+        findings.append(Finding("workers", "there are none", "Start workers, and wait for them.", True))
     for where, reply in replies.items():
         if isinstance(reply, BaseException):
             is_missing = isinstance(reply, ImportError)
             remedy = "Install the same version of dshuffle there." if is_missing else "See the log there."
             findings.append(Finding("reachable", f"{where}: {type(reply).__name__}: {reply}", remedy, True))
-    facts = {"client": here} | {where: facts for where, facts in replies.items() if isinstance(facts, dict)}
+        else:
+            facts[where] = reply
     own = {where: process for where, process in facts.items() if "memory" in process}
-    findings += [*_of_versions(facts), _of_clocks(facts, before, after), _of_open_files(len(workers), facts)]
-    findings += _of_memory(own, dataset)
+
+    here, is_same = facts["client"]["versions"], True
+    for name in here:
+        installed = {where: process["versions"][name] for where, process in facts.items()}
+        [(usual, _)] = Counter(installed.values()).most_common(1)
+        if differences := [f"{where} has {version}" for where, version in installed.items() if version != usual]:
+            is_same = False
+            is_minor = name == "python" and len({version.rpartition(".")[0] for version in installed.values()}) == 1
+            remedy = "Install the same versions everywhere."
+            look("versions", differences, f"{name} is {usual}, but", remedy, "", is_error=not is_minor)
+    if is_same:
+        text = ", ".join(f"{name} {here[name]}" for name in ("python", "dshuffle", "distributed", "zarr", "numba"))
+        findings.append(Finding("versions", f"the same everywhere: {text}"))
+
+    apart = {where: max(before - process["clock"], process["clock"] - after - 1.0) for where, process in facts.items()}
+    wrong = [f"{where} by {human_seconds(seconds)}" for where, seconds in apart.items() if seconds > CLOCKS]
+    remedy = "Synchronize the clocks (NTP). S3 refuses requests of a wrong time, and logs cannot be compared."
+    look("clocks", wrong, "differ from the client's:", remedy, "agree within a second")
+
+    # A connection for each worker; workers raise their limits to the hard ones.
+    needed = max(FEWEST_FILES, files_needed(len(workers)))
+    limits = {where: each["most_open_files" if where in own else "open_files"] for where, each in facts.items()}
+    wrong = [f"{where} {limit}" for where, limit in limits.items() if 0 <= limit < needed]
+    bad = f"{len(workers)} workers need {needed}, and few are allowed:"
+    remedy = f"Raise the limit to {needed} or more (ulimit -n; for workers the hard limit, ulimit -Hn)."
+    look("open files", wrong, bad, remedy, f"at least {needed} are allowed everywhere")
+
+    limited = {where: worker for where, worker in own.items() if worker["memory_limit"]}
+    wrong = [
+        f"{where} uses {human_bytes(worker['memory'])} of {human_bytes(worker['memory_limit'])}"
+        for where, worker in limited.items()
+        if worker["memory"] > USED_MEMORY * worker["memory_limit"]
+    ]
+    fine = "every worker may use more" if limited else "none of the workers has a limit"
+    look("memory", wrong, "little is left:", "Restart these workers, or raise the limit.", fine)
+    trains = [worker["memory_limit"] for worker in limited.values() if worker["trains"]]
+    if dataset is not None and trains and dataset.n_samples >= len(trains):
+        needed = member_nbytes(ShuffleSpec(dataset.n_samples, len(trains), Choices()), dataset.layout)
+        room = int(Settings.from_config().memory_fraction * min(trains))
+        text = f"a partition takes {human_bytes(needed)} of the {human_bytes(room)} that a worker may use for it"
+        remedy = "Use more workers, a larger memory limit, or a cache_directory." if needed > room else ""
+        findings.append(Finding("memory", text, remedy))
     if dataset is not None:
-        failed = [f"{where}: {worker['dataset_error']}" for where, worker in own.items() if worker["dataset_error"]]
+        wrong = [f"{where}: {worker['dataset_error']}" for where, worker in own.items() if worker["dataset_error"]]
         remedy = "All workers must see the same data under the same URL, with the same credentials."
         fine = f"{dataset.n_samples:,} samples, the same on every worker"
-        findings.append(_found("dataset", failed, "it cannot be opened:", remedy, fine, is_error=True))
+        look("dataset", wrong, "it cannot be opened:", remedy, fine, is_error=True)
     return findings
 
 
 def of_links(client: Client, dataset: Dataset, seconds: float = MEASURING_SECONDS) -> Finding:
     """Rates at which workers receive from each other and read the dataset, measured."""
     try:
-        measurement = measure_cluster(client, dataset, seconds=seconds)
+        found = measure_cluster(client, dataset, seconds=seconds)
     except DShuffleError as error:
         return Finding("links", str(error), "See the logs of the workers.", True)
-    store = f"all workers together read {human_rate(measurement.storage_together)} of rows from the dataset"
-    if not measurement.link_alone:
-        return Finding("links", f"there is one worker; {store}")
-    text = (
-        f"a worker receives {human_rate(measurement.link_alone)} from another one, and "
-        f"{human_rate(measurement.link_together)} while all exchange; {store}"
-    )
-    slow = measurement.link_alone < SLOW_LINK
+    text = f"all workers together read {human_rate(found.storage_together)} of rows from the dataset"
+    if found.link_alone:
+        alone, together = human_rate(found.link_alone), human_rate(found.link_together)
+        text = f"a worker receives {alone} from another one, and {together} while all exchange; {text}"
+    slow = 0 < found.link_alone < SLOW_LINK
     return Finding("links", text, "Workers may use the wrong network. Name it with interface=." if slow else "")
-
-
-def _of_workers(workers: Facts) -> Finding:
-    if not workers:
-        return Finding("workers", "there are none", "Start workers, and wait for them.", True)
-    text = f"{len(workers)} on {len({worker['host'] for worker in workers.values()})} hosts"
-    if serving := sum(only_serves(worker["resources"]) for worker in workers.values()):
-        text += f", of which {serving} only serve"
-    paused = [where for where, worker in workers.items() if worker["status"] == "paused"]
-    remedy = "Dask pauses a worker at 80 % of its memory limit. Free memory there, or raise the limit."
-    return _found("workers", paused, f"{text}; paused:", remedy, text)
-
-
-def _of_versions(facts: Facts) -> Iterator[Finding]:
-    here, same = facts["client"]["versions"], True
-    for name in here:
-        installed = {where: process["versions"].get(name) for where, process in facts.items()}
-        [(usual, _)] = Counter(installed.values()).most_common(1)
-        if differences := [f"{where} has {version}" for where, version in installed.items() if version != usual]:
-            same = False
-            minor = name == "python" and len({str(version).rpartition(".")[0] for version in installed.values()}) == 1
-            remedy = "Install the same versions everywhere."
-            yield _found("versions", differences, f"{name} is {usual}, but", remedy, "", is_error=not minor)
-    if same:
-        text = ", ".join(f"{name} {here[name]}" for name in ("python", "dshuffle", "distributed", "zarr", "numba"))
-        yield Finding("versions", f"the same everywhere: {text}")
-
-
-def _of_clocks(facts: Facts, first: float, last: float) -> Finding:
-    apart = {where: max(first - process["clock"], process["clock"] - last - 1.0) for where, process in facts.items()}
-    wrong = [f"{where} by {human_seconds(seconds)}" for where, seconds in apart.items() if seconds > CLOCKS]
-    remedy = "Synchronize the clocks (NTP). S3 refuses requests of a wrong time, and logs cannot be compared."
-    return _found("clocks", wrong, "differ from the client's:", remedy, "agree within a second")
-
-
-def _of_open_files(n_workers: int, facts: Facts) -> Finding:
-    """Whether all processes may open a connection for each worker. Workers raise their limits to the hard ones."""
-    needed = max(FEWEST_FILES, files_needed(n_workers))
-    names = {where: "most_open_files" if "memory" in process else "open_files" for where, process in facts.items()}
-    limits = {where: facts[where][name] for where, name in names.items()}
-    limited = [f"{where} {limit}" for where, limit in limits.items() if 0 <= limit < needed]
-    bad, fine = f"{n_workers} workers need {needed}, and few are allowed:", f"at least {needed} are allowed everywhere"
-    remedy = f"Raise the limit to {needed} or more (ulimit -n; for workers the hard limit, ulimit -Hn)."
-    return _found("open files", limited, bad, remedy, fine)
-
-
-def _of_memory(facts: Facts, dataset: Dataset | None) -> Iterator[Finding]:
-    """What workers use, and whether the partitions of a dataset fit into the memory of those that train."""
-    limits = {where: worker["memory_limit"] for where, worker in facts.items() if worker["memory_limit"]}
-    much = [
-        f"{where} uses {human_bytes(facts[where]['memory'])} of {human_bytes(limit)}"
-        for where, limit in limits.items()
-        if facts[where]["memory"] > USED_MEMORY * limit
-    ]
-    fine = "every worker may use more" if limits else "none of the workers has a limit"
-    yield _found("memory", much, "little is left:", "Restart these workers, or raise the limit.", fine)
-    trains = [limit for where, limit in limits.items() if facts[where]["trains"]]
-    if dataset is not None and trains and dataset.n_samples >= len(trains):
-        needed = member_nbytes(ShuffleSpec(dataset.n_samples, len(trains), Choices()), dataset.layout)
-        room = int(Settings.from_config().memory_fraction * min(trains))
-        text = f"a partition takes {human_bytes(needed)} of the {human_bytes(room)} that a worker may use for it"
-        remedy = "Use more workers, a larger memory limit, or a cache_directory." if needed > room else ""
-        yield Finding("memory", text, remedy)

@@ -57,33 +57,13 @@ def test_a_mark_after_the_task_has_ended(clusters, labelled):
 
 
 def test_the_stored_order_is_marked_as_a_whole(clusters, labelled):
-    def in_order(partition, mark):
+    def in_order(partition, n_samples):
         stored = partition.as_stored()
-        return sum(len(batch["x"]) for batch in stored.batches(8, mark=mark)), stored.mark_trained()
+        for _ in stored.batches(8, mark=n_samples is None):
+            stored.mark_trained(n_samples or 0)
 
     with Shuffler(clusters[3], labelled) as shuffler:
         epoch = next(shuffler.epochs(1))
-        with pytest.raises(InvalidParameter, match="this is not the training order"):
-            clusters[3].gather(epoch.map(in_order, True))
-        epoch.accept()
-        clusters[3].gather(epoch.map(in_order, False))
-        assert sum(shuffler.state_dict()["trained"][0]) == 700
-
-
-@pytest.mark.parametrize("attaches", [True, False])
-def test_marks_without_a_model_are_warned_of_once(clusters, labelled, caplog, attaches):
-    client = clusters[3]
-    with Shuffler(client, labelled) as shuffler:
-        for epoch in shuffler.epochs(2):
-            client.gather(epoch.map(lambda partition: None))
-            shuffler.state_dict()
-            assert "attached" not in caplog.text  # nothing is marked
-            if attaches:
-                shuffler.attach("a model")
-            client.gather(epoch.map(lambda partition: partition.mark_trained(5)))
-            if epoch.number == 1:
-                shuffler.state_dict()
-                shuffler.state_dict()
-    warnings = [record.getMessage() for record in caplog.records if "attached" in record.getMessage()]
-    assert len(warnings) == (0 if attaches else 1)
-    assert attaches or "15 samples of epoch 1 were trained on, and no model was attached." in warnings[0]
+        for count, expected in ((5, []), (None, [700])):
+            clusters[3].gather(epoch.map(in_order, count))
+            assert list(map(sum, shuffler.state_dict()["trained"])) == expected

@@ -189,22 +189,6 @@ def test_what_is_changed_in_place_after_it_was_attached_is_not_in_the_state(clus
         assert shuffler.attached.tolist() == [0, 0]
 
 
-@pytest.mark.slow
-def test_next_epoch_counts_those_of_earlier_sessions(clusters, labelled):
-    with Shuffler(clusters[3], labelled) as shuffler:
-        assert shuffler.next_epoch == 0
-        for epoch in shuffler.epochs(2):
-            trained(clusters[3], epoch, [None] * 3)
-        assert shuffler.next_epoch == 2
-        state = shuffler.state_dict()
-    with Shuffler.resume(clusters[3], labelled, state) as shuffler:
-        assert shuffler.next_epoch == 2
-        trained(clusters[3], next(shuffler.epochs(5)), [1, 2, 3])
-        state = shuffler.state_dict()
-    with Shuffler.resume(clusters[3], labelled, state) as shuffler:
-        assert shuffler.next_epoch == 2  # the rest of it
-
-
 # -- real processes --------------------------------------------------------------------------------------------------
 
 
