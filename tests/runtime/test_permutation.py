@@ -7,7 +7,6 @@ from collections import Counter
 import dask.array
 import numpy as np
 import pytest
-import zarr
 from distributed import futures_of, wait
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -61,30 +60,6 @@ def test_groups_of_several_chunks_and_rows_between_processes(processes, monkeypa
     assert np.array_equal(processes.compute(array, sync=True), x)
 
 
-def test_a_dataset_is_permuted_with_all_its_arrays(processes, small, monkeypatch):
-    monkeypatch.setattr(row_gather, "CHUNK_BYTES", 10_000)
-    result = dshuffle.permute(processes, small, 3)
-    order = dshuffle.row_permutation(1000, 3)
-    assert set(result) == {"x", "y"}
-    assert result["x"].chunks[0] == result["y"].chunks[0]
-    assert len(result["y"].chunks[0]) == -(-1000 * small.row_nbytes // 10_000)
-    assert np.array_equal(processes.compute(result["y"], sync=True), order)
-    assert np.array_equal(processes.compute(result["x"], sync=True), small.read_rows(order)["x"])
-
-
-def test_encoded_values_are_decoded(threads, tmp_path):
-    group = zarr.create_group(tmp_path / "d")
-    stored = group.create_array("t", data=np.array([0, 10, -1, 30], "i2"), chunks=(2,))
-    stored.attrs.update({"scale_factor": 0.1, "add_offset": 280.0, "_FillValue": -1})
-    dataset = dshuffle.open_dataset(tmp_path / "d")
-    result = dshuffle.permute(threads, dataset, 3)["t"]
-    expected = dataset.read_rows(dshuffle.row_permutation(4, 3))["t"]
-    found = threads.compute(result, sync=True)
-    assert result.dtype == expected.dtype == found.dtype
-    np.testing.assert_array_equal(found, expected)
-    assert np.isnan(expected).sum() == 1
-
-
 def test_an_error_of_the_input_comes_back(threads):
     def fail(block):
         raise ZeroDivisionError("no such chunk")
@@ -133,37 +108,6 @@ def test_rows_are_those_that_numpy_takes(threads, chunks, shape, axis, dtype, da
     assert threads.compute(result, sync=True).tobytes() == expected.tobytes()
 
 
-def test_a_permutation_is_what_permute_gives(processes, monkeypatch):
-    monkeypatch.setattr(row_gather, "GROUP_BYTES", 4000)
-    x = processes.persist(dask.array.random.default_rng(0).random((1000, 5), chunks=(37, -1)))
-    permuted = dshuffle.permute(processes, x, 7)
-    taken = dshuffle.take(processes, x, dshuffle.row_permutation(1000, 7))
-    assert taken.chunks == permuted.chunks
-    assert np.array_equal(*processes.gather(processes.compute([taken, permuted])))
-
-
-def test_samples_of_a_dataset_with_all_its_arrays(processes, small, monkeypatch):
-    monkeypatch.setattr(row_gather, "CHUNK_BYTES", 2_000)
-    indices = np.random.default_rng(0).integers(-1000, 1000, 300)
-    result = dshuffle.take(processes, small, indices)
-    expected = small.read_rows(indices % 1000)
-    assert set(result) == {"x", "y"}
-    for name, array in result.items():
-        assert len(array.chunks[0]) == -(-300 * small.row_nbytes // 2_000)
-        assert np.array_equal(processes.compute(array, sync=True), expected[name])
-
-
-def test_only_chunks_that_are_wanted_are_read(threads, tmp_path):
-    """Broken chunks show what was read."""
-    dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.arange(100.0)}, chunk_rows=10)
-    for number in range(10):
-        if number not in (2, 7):
-            (tmp_path / "d.zarr" / "x" / "c" / str(number)).write_bytes(b"broken")
-    dataset = dshuffle.open_dataset(tmp_path / "d.zarr")
-    taken = dshuffle.take(threads, dataset, [75, 20, 75, 29])["x"]
-    assert threads.compute(taken, sync=True).tolist() == [75, 20, 75, 29]
-
-
 @pytest.mark.parametrize(
     ("indices", "axis", "message"),
     [
@@ -180,12 +124,3 @@ def test_only_chunks_that_are_wanted_are_read(threads, tmp_path):
 def test_what_cannot_be_taken(threads, indices, axis, message):
     with pytest.raises(InvalidParameter, match=message):
         dshuffle.take(threads, dask.array.ones((10, 2), chunks=5), indices, axis)
-
-
-def test_what_cannot_be_taken_from_a_dataset(threads, small):
-    with pytest.raises(InvalidParameter, match="axis=1 is not allowed; it must be 0 for a dataset"):
-        dshuffle.take(threads, small, [0], 1)
-    with pytest.raises(InvalidParameter, match="at least one index of a dataset"):
-        dshuffle.take(threads, small, [])
-    with pytest.raises(InvalidParameter, match="it is of type ndarray"):
-        dshuffle.take(threads, np.arange(3), [0])
