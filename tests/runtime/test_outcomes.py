@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster, get_client, secede, wait
 from dshuffle import Shuffler
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.runtime.messages import UnfinishedTask
-from dshuffle.runtime.scheduler.tasks import OUTCOME_OF_STATE, record_outcome, unfinished_tasks
+from dshuffle.runtime.scheduler.scheduler_plugin import OUTCOME_OF_STATE, record_outcome, unfinished_tasks
 from dshuffle.runtime.task_keys import place_of_key, task_key
 
 from .conftest import OPTIONS

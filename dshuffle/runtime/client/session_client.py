@@ -338,8 +338,6 @@ class OpenSession(SessionClient):
             self.request = dataclasses.replace(self.request, session_id=self.session_id)
         if opened.left_out:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened.left_out))
-        if opened.too_few_files:
-            logger.warning("dshuffle: %s", opened.too_few_files)
         self.addresses, self.history, self._server_role = opened.addresses, opened.history, opened.server
         self.n_workers = self.history.n_workers
 

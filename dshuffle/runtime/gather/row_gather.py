@@ -107,7 +107,9 @@ def gather(client: Client, array: dask.array.Array, chunk_rows: Sequence[int], o
     add(columns, results)
     sizes = (tuple(chunk_rows), *((size,) for size in shape))
     made = dask.array.Array(HighLevelGraph(layers, needs), columns, chunks=sizes, dtype=array.dtype)
-    return client.persist(made, optimize_graph=False)  # an optimization would fuse tasks of different workers
+    # An optimization would fuse tasks of different workers.
+    result: dask.array.Array = client.persist(made, optimize_graph=False)
+    return result
 
 
 def permute(client: Client, data: dask.array.Array, seed: int = 0) -> Any:

@@ -14,7 +14,7 @@ from distributed import Scheduler
 from distributed.metrics import time
 from distributed.protocol.serialize import ToPickle, to_serialize
 
-from dshuffle.errors import ClusterError, DatasetChanged, DShuffleError, WorkerLost
+from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import (
@@ -35,12 +35,11 @@ from dshuffle.runtime.messages import (
     within,
 )
 from dshuffle.runtime.scheduler import machine as instructions
-from dshuffle.runtime.scheduler.machine import ATTEMPTS, STATUS, Instruction, Phase, PhaseOrder, Run, SessionMachine
+from dshuffle.runtime.scheduler.machine import ATTEMPTS, STATUS, Instruction, PhaseOrder, Run, SessionMachine
 from dshuffle.runtime.scheduler.members import Candidates, member_changes, process_runs, server_role
 from dshuffle.runtime.scheduler.snapshot import ExchangeLog, SessionSnapshot, snapshot_of
 from dshuffle.runtime.session_spec import PartitionSources, SessionRequest, SessionSpec
 from dshuffle.runtime.task_keys import TaskPlace, place_of_key
-from dshuffle.units import human_bytes, human_rate
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +50,6 @@ TICK = 0.5
 
 SETTLING = 0.1
 """Seconds before a search. Workers of one host are lost within a moment, and their rows are then read once for all."""
-
-
-class ParticipantUnreachable(WorkerLost):
-    """A participant does not answer. It may be lost without anybody having noticed, or busy."""
 
 
 class EpochDeliveries:
@@ -87,11 +82,14 @@ class EpochDeliveries:
 
     def observe(self, run: Run) -> None:
         """Note how long a run took. Repeated runs do not count, because they may have less to receive."""
-        chosen = self._chosen.get(run.epoch)
-        counts = run.attempt == 1 and run.epoch != self._first_epoch and self._exchanges.has_exchange(run.epoch)
-        if counts and chosen is not None and chosen == self.of(run.epoch):
-            self._auto.observe(chosen, run.ready_after)
+        name, is_first = self.of(run.epoch), run.epoch == self._first_epoch
+        counts = run.attempt == 1 and not is_first and self._exchanges.has_exchange(run.epoch)
+        if counts and name == self._chosen[run.epoch]:
+            self._auto.observe(name, run.ready_after)
 
+
+UNFIT_FOR = 5.0
+"""Seconds for which a worker that could not take a lost rank is not asked again."""
 
 VACANT_FOR = 10.0
 """Seconds for which the rank of a worker that retires stays vacant. Later its rows may be gone with the worker."""
@@ -124,7 +122,7 @@ class Coordinator:
         self.tasks: set[asyncio.Task[Any]] = set()  # coroutines that end with the session
         self._loop = asyncio.get_running_loop()
         self.addresses = dict(spec.addresses)  # replaced when somebody moves, so that many epochs can keep it
-        self.handed_over: dict[int, tuple[str, str]] = {}  # partitions of workers that retire, until they are taken
+        self.handed_over: dict[int, str] = {}  # workers that retire, until their partitions are taken
         self.vacant_until = 0.0  # their ranks need no other worker, because another session follows
         self._moved: set[int] = set()  # participants that were at another address
         self._packed: bytes | None = None  # the session as all open it together, while nobody moves
@@ -197,53 +195,43 @@ class Coordinator:
             await self._wait(self.machine.advance)
         return self.log.exchanges[-1]
 
-    def vote(self, participant: int, run_id: int, secret: str, vote: object) -> None:
-        """Pass on the vote of a participant on a run. Votes without the session's secret are refused."""
-        if secret != self.spec.secret or participant not in self.machine.participants:
-            reason = f"session {self.spec.session_id} refused a vote: it does not come from one of its workers"
-            raise ClusterError(reason, transient=False)
-        checked = from_fields(Vote, vote, self.name_of(participant))
-        self.run(self.machine.voted, run_id, participant, checked)
+    def vote(self, participant: int, run_id: int, vote: object) -> None:
+        """Pass on the vote of a participant on a run."""
+        self.run(self.machine.voted, run_id, participant, from_fields(Vote, vote, self.name_of(participant)))
 
-    def alive(self, participant: int, secret: str, heard: Mapping[int, float]) -> None:
+    def alive(self, participant: int, heard: Mapping[int, float]) -> None:
         """Note a sign of life of a participant, and from which others it had bytes some seconds ago."""
-        machine = self.machine
-        machine.now = self._loop.time()
-        if secret == self.spec.secret and participant in machine.participants:
-            for sender, seconds in {**heard, participant: 0.0}.items():
-                machine.alive(sender, max(0.0, seconds))
+        self.machine.now = self._loop.time()
+        for sender, seconds in {**heard, participant: 0.0}.items():
+            self.machine.alive(sender, max(0.0, seconds))
 
     async def training_times(self) -> list[TrainingTime]:
         """Time of training since the last commit, by rank. A rank whose worker is lost counts 0."""
         self.check()
-
-        async def of(rank: int) -> TrainingTime:
-            lost = rank in self.machine.unsettled
-            return TrainingTime() if lost else await self.ask(TrainingTime, "training", rank)
-
-        return await asyncio.gather(*map(of, self.ranks))
+        return await asyncio.gather(*(self._from(rank, TrainingTime, "training") for rank in self.ranks))
 
     async def trained_samples(self) -> TrainedSamples:
         """The current epoch, how many of its samples each rank has trained on, and the digest of all of these."""
         self.check()
         epoch = self.epoch
-        digests = await asyncio.gather(*(self._trained_by(rank, epoch) for rank in self.ranks))
+        digests = await asyncio.gather(*(self._from(rank, SampleDigest, "trained", epoch=epoch) for rank in self.ranks))
         total = SampleDigest.summed(digest.fields for digest in digests)
         return TrainedSamples(epoch=epoch, counts=tuple(digest.count for digest in digests), digest=total)
 
-    async def _trained_by(self, rank: int, epoch: int) -> SampleDigest:
+    async def _from(self, rank: int, kind: type[T], order: str, **message: Any) -> T:
+        """What a rank answers; nothing if its worker is lost, whose task runs again."""
         settings, began = self.spec.settings, self._loop.time()
         while rank not in self.machine.unsettled:
             try:
-                return await self.ask(SampleDigest, "trained", rank, epoch=epoch)
-            except WorkerLost as error:  # perhaps nobody has noticed that it is lost, or a task blocks it
+                return await self.ask(kind, order, rank, **message)
+            except WorkerLost:  # perhaps nobody has noticed that it is lost, or a task blocks it
                 seconds = self._loop.time() - began
-                may_be_busy = isinstance(error, ParticipantUnreachable) and seconds < settings.timeout
-                if seconds >= settings.heartbeat and not (may_be_busy and await self.process_runs(rank, seconds)):
+                is_late = seconds >= settings.heartbeat
+                if is_late and (seconds >= settings.timeout or not await self.process_runs(rank, seconds)):
                     raise
             await asyncio.sleep(TICK)
             self.check()
-        return SampleDigest()  # the task of a lost worker runs again
+        return kind()
 
     def members(self) -> dict[int, str]:
         """Address of every rank, and of the server."""
@@ -261,20 +249,9 @@ class Coordinator:
 
     def snapshot(self) -> SessionSnapshot:
         """What the session does at this moment."""
-        return snapshot_of(self.spec, self.machine, self.log, self.addresses, self.waiting_for())
+        return snapshot_of(self.spec, self.machine, self.log, self.addresses)
 
     # -- what the plugin asks and says ---------------------------------------------------------------------------
-
-    def waiting_for(self) -> str:
-        """Whom the session waits for, and how much of the dataset is loaded, in words; empty if it does not wait."""
-        machine, words = self.machine, self.machine.waiting_for()
-        if machine.phase is not Phase.EXCHANGING or machine.run is None or machine.epoch >= machine.first_epoch:
-            return words
-        total = self.spec.shuffle.n_samples * self.spec.dataset.layout.nbytes
-        arrived = [(machine.owing[rank].arrived or 0.0) if rank in machine.owing else 1.0 for rank in self.ranks]
-        loaded = int(total * sum(arrived) / len(arrived))
-        rate = human_rate(loaded / max(1e-3, self._loop.time() - machine.run.started))
-        return f"{words}; {human_bytes(loaded)} of {human_bytes(total)} loaded, {rate}"
 
     def silent_tasks(self) -> list[str]:
         """Which members run tasks and have not answered Dask for a heartbeat, in words."""
@@ -295,21 +272,21 @@ class Coordinator:
         machine = self.machine
         lost = [participant for participant in machine.participants if self.addresses[participant] == address]
         if retires and self.epoch >= machine.first_epoch and (self.is_source or not self.ended):
-            self.hand_over(address, machine.settled)
-        self.run(machine.lost, lost, reason, retires=retires)
+            held = [rank for rank in machine.settled if rank != SERVER and self.addresses[rank] == address]
+            self.handed_over |= dict.fromkeys(held, address)
+            self.vacant_until = self._loop.time() + VACANT_FOR
+        self.run(machine.lost, lost, reason)
 
     def needs(self, address: str) -> bool:
         """Whether another worker still reads the partition of a worker that retires, or may do so soon."""
-        hands_over, former, follower = self.hands_over(address), self.spec.former, self.follower
-        if follower is not None and not follower.ended:
-            hands_over = hands_over and not follower.machine.is_ready  # it has fetched the rows
-        elif self.ended:  # a worker does not wait for a session that may never come
-            hands_over = hands_over and self.spec.options.elastic and not self.client_left
-        if self.ended:
-            return hands_over and self.is_source
-        loads = self.epoch < self.machine.first_epoch and not self.machine.is_ready
-        is_former = former is not None and any(holder == address for holder, _ in former.holders.values())
-        return hands_over or (loads and is_former)
+        former, loads = self.spec.former, self.epoch < self.machine.first_epoch and not self.machine.is_ready
+        if not self.ended and former and loads and any(holder == address for holder, _ in former.holders.values()):
+            return True
+        follows = self.follower is not None and not self.follower.ended  # then the follower says what it needs
+        if follows or address not in self.handed_over.values():
+            return False
+        # A worker does not wait for a session that may never come.
+        return not self.ended or (self.is_source and self.spec.options.elastic and not self.client_left)
 
     def kept_workers(self) -> list[str]:
         """Workers that an adaptive cluster must not remove now."""
@@ -325,9 +302,8 @@ class Coordinator:
         if self.epoch < self.machine.first_epoch or (self.ended and not self.is_source):
             return None
         places = {rank: self.addresses[rank] for rank in self.machine.settled if rank != SERVER}
-        session_id, workers = self.spec.session_id, self.scheduler.workers
-        present = {rank: (address, session_id) for rank, address in places.items() if address in workers}
-        holders = self.handed_over | present
+        present = {rank: address for rank, address in places.items() if address in self.scheduler.workers}
+        holders = {rank: (address, self.spec.session_id) for rank, address in (self.handed_over | present).items()}
         return PartitionSources(self.epoch, holders, self.spec.shuffle) if holders or not self.ended else None
 
     def can_be_read_by(self, request: SessionRequest) -> bool:
@@ -447,7 +423,9 @@ class Coordinator:
                 words = "dshuffle: no other worker can replace %s; peers send the rows from now on"
                 logger.warning(words, self.name_of(participant))
                 self._deliveries.has_server = False
-                self._close_on({self.drop(participant)})
+                self._close_on({self.addresses[participant]})
+                self._packed = None
+                self.addresses = {each: place for each, place in self.addresses.items() if each != participant}
             case instructions.SessionEnded(error):
                 for task in self.tasks:
                     task.cancel()
@@ -527,8 +505,7 @@ class Coordinator:
     def _refused(self, order: PhaseOrder, address: str, error: DShuffleError) -> None:
         if order.name == "restore":
             logger.warning("dshuffle: a worker cannot take a lost rank: %s", error)
-            # Another worker may see the dataset as it was; this one will not.
-            self.candidates.refuse(address, for_good=isinstance(error, DatasetChanged))
+            self.candidates.refused[address] = self._loop.time() + UNFIT_FOR
         self.run(self.machine.refused, order, error)
 
     async def _tell(self, order: str, participant: int, **message: Any) -> None:
@@ -561,21 +538,19 @@ class Coordinator:
             return
         # Not the server beside a lost rank: its worker may answer again.
         members = {self.addresses[rank] for rank in machine.participants if rank not in machine.missing}
-        worker, why_unfit = await self.candidates.find(lost, members, serves=participant == SERVER)
+        worker = await self.candidates.find(lost, members, serves=participant == SERVER)
         if participant not in machine.missing:
             return
-        if why_unfit:
-            machine.unfit_reasons[participant] = why_unfit
         if worker is not None:
             words = "answers again" if worker.address == lost else f"is replaced by {worker.address}"
             logger.warning("dshuffle: %s %s", self.name_of(participant), words)
-            if worker.address != lost and lost not in members and not self.hands_over(lost):
+            if worker.address != lost and lost not in members and lost not in self.handed_over.values():
                 self._close_on({lost})  # it may be stopped, and answer later
             for member, address in self.addresses.items():
                 beside = address == lost and member not in machine.participants  # a server beside the rank
                 if member == participant or beside:
                     self.move(member, worker.address)
-            self.candidates.remember(worker)
+            self.candidates.members[worker.address] = worker
             self.run(machine.replaced, participant)
             self._move_tasks(self)
             return
@@ -605,12 +580,6 @@ class Coordinator:
         self._moved.add(participant)
         self._packed = None
 
-    def drop(self, participant: int) -> str:
-        """Forget a participant, and return where it was."""
-        before, self._packed = self.addresses, None
-        self.addresses = {each: address for each, address in before.items() if each != participant}
-        return before[participant]
-
     def name_of(self, participant: int) -> str:
         """Name and address of a participant."""
         return f"{name_of(participant)} ({self.addresses.get(participant, 'gone')})"
@@ -620,19 +589,9 @@ class Coordinator:
         """Rank of every worker that trains, by address."""
         return {address: rank for rank, address in self.addresses.items() if rank != SERVER}
 
-    def hand_over(self, address: str, settled: Iterable[int]) -> None:
-        """Note that a worker closes, and that its partitions can be read for a while."""
-        held = [rank for rank in settled if rank != SERVER and self.addresses[rank] == address]
-        self.handed_over |= dict.fromkeys(held, (address, self.spec.session_id))
-        self.vacant_until = self._loop.time() + VACANT_FOR
-
-    def hands_over(self, address: str) -> bool:
-        """Whether a worker closes whose partitions have not been taken yet."""
-        return any(holder == address for holder, _ in self.handed_over.values())
-
     def forget(self, address: str) -> None:
         """Note that the partitions of a worker that closes cannot be read any longer."""
-        self.handed_over = {rank: holder for rank, holder in self.handed_over.items() if holder[0] != address}
+        self.handed_over = {rank: holder for rank, holder in self.handed_over.items() if holder != address}
 
     def together(self, ranks: Collection[int]) -> Together:
         """Who loads together if these ranks do: others read the store for them."""
@@ -665,7 +624,7 @@ class Coordinator:
         spec = dataclasses.replace(self.spec, addresses=self.addresses)
         if epoch is not None:
             holder = self.handed_over.get(participant)
-            former = None if holder is None else PartitionSources(epoch, {participant: holder})
+            former = PartitionSources(epoch, {participant: (holder, spec.session_id)}) if holder else None
             return dataclasses.replace(spec, former=former).packed()
         self._packed = self._packed or spec.packed()
         return self._packed
@@ -684,7 +643,7 @@ class Coordinator:
             reply = await within(self.spec.settings.heartbeat, self.request(order, participant, message))
         except OSError as error:
             words = f"{self.name_of(participant)} cannot be reached ({type(error).__name__}: {error})"
-            raise ParticipantUnreachable(words) from error
+            raise WorkerLost(words) from error
         return message_in(reply, kind, self.name_of(participant))
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -698,7 +657,7 @@ class Coordinator:
         members = set(self.addresses.values())
         if self.is_source:
             sources = {self.addresses[participant] for participant in self.machine.settled}
-            sources |= {address for address, _ in self.handed_over.values()}
+            sources.update(self.handed_over.values())
             self._close_on(sources, keeps=True)
             self._close_on(members - sources)
             limit = None if self.spec.options.elastic else self.spec.settings.replacement_timeout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dshuffle.errors import CacheBudgetError, DatasetChanged, WorkerLost
+from dshuffle.errors import CacheBudgetError, WorkerLost
 from dshuffle.runtime.scheduler.machine import (
     ParticipantDropped,
     PhaseOrder,
@@ -47,41 +47,6 @@ def test_nobody_comes() -> None:
     assert pass_time(machine, 0.0, 59.0) == []
     [ended] = pass_time(machine, 59.0, 60.0)
     assert isinstance(ended.error, WorkerLost)
-
-
-def test_why_nobody_could_take_a_rank_is_said() -> None:
-    machine = replacing_machine(2)
-    machine.lost([1], "has left", 0.0)
-    machine.unfit_reasons[1] = "worker 7 has another version of dshuffle"
-    [ended] = machine.not_replaced([1], 1.0)
-    assert str(ended.error).startswith("rank 1 has left; worker 7 has another version of dshuffle. No other worker")
-
-
-def test_why_a_rank_could_not_be_restored_is_said_although_the_worker_left_later() -> None:
-    machine = replacing_machine(2)
-    machine.lost([1], "has left", 0.0)
-    for moment in (1.0, 2.0):
-        _, restore = machine.replaced(1, moment)
-        assert machine.refused(restore, DatasetChanged("the dataset is another one"), moment) == [
-            ReplacementSearch((1,))
-        ]
-    machine.replaced(1, 3.0)
-    assert machine.lost([1], "has left again", 3.0) == [ReplacementSearch((1,))]
-    [ended] = machine.not_replaced([1], 4.0)
-    reason = "rank 1 has left again; rank 1 cannot take a lost rank (the dataset is another one). No other worker"
-    assert str(ended.error).startswith(reason)
-
-
-def test_why_another_worker_could_not_take_a_rank_is_forgotten_once_one_has() -> None:
-    machine = replacing_machine(2)
-    machine.lost([1], "has left", 0.0)
-    machine.unfit_reasons[1] = "worker 7 is still being set up"
-    machine.replaced(1, 2.0)
-    machine.answered(given_order(machine, "restore", 1, 0), None, 3.0)
-    machine.answered(given_order(machine, "members", 0, 0), None, 3.1)
-    machine.lost([1], "has left again", 4.0)
-    [ended] = machine.not_replaced([1], 5.0)
-    assert str(ended.error).startswith("rank 1 has left again. No other worker")
 
 
 def test_nobody_comes_for_a_participant_that_is_optional() -> None:

@@ -15,7 +15,6 @@ import pytest
 
 import dshuffle.runtime.scheduler.machine
 from dshuffle.runtime.client.epoch import EpochTasks
-from dshuffle.runtime.messages import CloseOrder
 from dshuffle.runtime.worker.sessions import WorkerSessions
 from dshuffle.runtime.worker.worker_plugin import OPERATIONS
 
@@ -62,10 +61,10 @@ def test_possible_values_are_those_that_are_defined() -> None:
 def test_a_schedule_that_fails_is_named_and_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that do not close their sessions."""
 
-    async def close(sessions: WorkerSessions, session_id: str, number: int) -> None:
+    async def close(sessions: WorkerSessions, **order: object) -> None:
         pass
 
-    monkeypatch.setitem(OPERATIONS, "close", (CloseOrder, close))
+    monkeypatch.setitem(OPERATIONS, "close", close)
     smallest = r"Schedule\(seed=\d+, way=\d+, n_workers=2, epochs=1, faults=frozenset\(\), .*\)"
     with pytest.raises(AssertionError, match=rf"Schedule\(seed=.*, or {smallest}: .*: a session is left on tcp://"):
         simulate(range(15))
