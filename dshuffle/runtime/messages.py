@@ -1,13 +1,15 @@
-"""What clients, the scheduler and workers tell each other: types, their fields, orders and replies."""
+"""What clients, the scheduler and workers tell each other: types, their fields, replies, and keys of tasks."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from distributed.protocol.serialize import ToPickle
@@ -253,3 +255,46 @@ def unwrap(reply: Any, sender: str) -> Reply:
 def message_in(reply: Any, kind: type[T], sender: str) -> T:
     """Return the message that a reply contains, or raise its error."""
     return from_fields(kind, unwrap(reply, sender).get("message"), sender)
+
+
+CALLING = {"in_stored_order", "run_together", "timed"}
+"""Functions of dshuffle that only call the function among their arguments."""
+
+
+def task_key(name: str, session_id: str, epoch: int, call: int, rank: int) -> str:
+    """Return the key of a task. Dask groups tasks by what is before the first hyphen, and the dashboard shows it."""
+    return f"{name}-dshuffle-{session_id}-{epoch}-{call}-{rank}"
+
+
+def rank_of_key(key: str) -> int:
+    """Return the rank of a partition task."""
+    return int(key.rsplit("-", 1)[1])
+
+
+class TaskPlace(NamedTuple):
+    """The session and the epoch of a partition task, its call within the epoch, and its rank."""
+
+    session_id: str
+    epoch: int
+    call: int
+    rank: int
+
+
+def place_of_key(key: object) -> TaskPlace | None:
+    """Return the place of a task; None if it is not a partition task."""
+    match key.split("-") if isinstance(key, str) else ():
+        case [_, "dshuffle", session_id, epoch, call, rank]:
+            return TaskPlace(session_id, int(epoch), int(call), int(rank))
+    return None
+
+
+def task_name(fn: Callable[..., Any], args: Sequence[Any] = ()) -> str:
+    """Return a name for tasks of a function. Functions of dshuffle that call the user's have the name of that one."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__name__", type(fn).__name__)
+    if name in CALLING and str(getattr(fn, "__module__", "")).startswith("dshuffle."):
+        place = next((place for place, arg in enumerate(args) if callable(arg)), None)
+        if place is not None:
+            return task_name(args[place], args[place + 1 :])
+    return re.sub(r"\W+", "_", name).strip("_") or "task"

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -24,12 +23,14 @@ from dshuffle.runtime.messages import (
     MemberChanges,
     MemberState,
     OpenOrder,
+    TaskPlace,
     Together,
     TrainedSamples,
     TrainingTime,
     Vote,
     from_fields,
     message_in,
+    place_of_key,
     retrieve,
     to_fields,
     within,
@@ -39,7 +40,6 @@ from dshuffle.runtime.scheduler.machine import ATTEMPTS, STATUS, Instruction, Ph
 from dshuffle.runtime.scheduler.members import Candidates, member_changes, process_runs, server_role
 from dshuffle.runtime.scheduler.snapshot import ExchangeLog, SessionSnapshot, snapshot_of
 from dshuffle.runtime.session_spec import PartitionSources, SessionRequest, SessionSpec
-from dshuffle.runtime.task_keys import TaskPlace, place_of_key
 
 logger = logging.getLogger(__name__)
 
@@ -595,23 +595,21 @@ class Coordinator:
 
     def together(self, ranks: Collection[int]) -> Together:
         """Who loads together if these ranks do: others read the store for them."""
-        readers = {address: None for rank, address in sorted(self.addresses.items()) if rank not in ranks}
+        others = dict.fromkeys(address for rank, address in sorted(self.addresses.items()) if rank not in ranks)
         places = self.places
-        without_server = [address for address in readers if address in places]  # in the same order on all workers
-        by_rank = [rank for rank in sorted(ranks) if rank != SERVER]
-        return Together(ranks=by_rank, readers=without_server or list(readers))
+        training = [address for address in others if address in places]  # in the same order on all workers
+        return Together(ranks=[rank for rank in sorted(ranks) if rank != SERVER], readers=training or list(others))
 
     def substitute_reader(self, load: str, address: str, reason: str) -> str:
         """The worker that reads the store in place of one that is late or lost, the same for all who load together."""
         self.check()
         if (load, address) not in self._substitutes:
-            of_load = {late: reader for (name, late), reader in self._substitutes.items() if name == load}
-            out, busy = {*of_load, address}, Counter(of_load.values())
-            ranks = (rank for rank in sorted(self.machine.settled) if rank != SERVER)
-            left = [self.addresses[rank] for rank in ranks if self.addresses[rank] not in out]
+            late = {address, *(other for name, other in self._substitutes if name == load)}
+            ranks = [rank for rank in sorted(self.machine.settled) if rank != SERVER]
+            left = [self.addresses[rank] for rank in ranks if self.addresses[rank] not in late]
             if not left:
                 raise WorkerLost(f"{address} cannot read the store ({reason}), and no other worker can", transient=True)
-            chosen = self._substitutes[load, address] = min(left, key=busy.__getitem__)
+            chosen = self._substitutes[load, address] = left[len(late) % len(left)]
             logger.warning("dshuffle: %s reads the store in place of %s (%s)", chosen, address, reason)
         return self._substitutes[load, address]
 
@@ -664,12 +662,8 @@ class Coordinator:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._fetched.wait(), limit)
             self.is_source = False
-        late = self._close_on(members)
-        if late:
-            _, late = await asyncio.wait(late, timeout=self.machine.heartbeat)
-        if late:
-            names = ", ".join(sorted(task.get_name() for task in late))
-            logger.warning("dshuffle: session %s is not closed yet on %s", self.spec.session_id, names)
+        if closing := self._close_on(members):
+            await asyncio.wait(closing, timeout=self.machine.heartbeat)
 
     def _close_on(self, addresses: Iterable[str], *, keeps: bool = False) -> set[asyncio.Task[None]]:
         """Close the session on workers, until they answer or Dask gives them up. They may get a rank again meanwhile.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -196,11 +196,9 @@ def choose_kept(
     except InvalidParameter:  # the sharding was given for the present number of workers
         return None
     ranks = _placed(partitions, workers)
-    holders, asked = {}, Counter[str]()
+    holders = {}
     for rank, where in partitions.items():
-        is_holder = rank < len(ranks) and ranks[rank] in where
-        address = ranks[rank] if is_holder else min(where, key=lambda holder: (asked[holder], holder))
-        asked[address] += 1
+        address = ranks[rank] if rank < len(ranks) and ranks[rank] in where else min(where)
         holders[rank] = address, where[address]
     return PartitionSources(epoch, holders, earlier, kept=True), ranks
 

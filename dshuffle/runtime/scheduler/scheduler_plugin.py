@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from distributed import Scheduler, Status
@@ -25,7 +25,15 @@ from distributed.scheduler import TaskState, WorkerState
 from dshuffle.errors import CacheBudgetError, ClusterError, DShuffleError, WorkerLost
 from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import AutoDelivery
-from dshuffle.runtime.messages import OpenedSession, UnfinishedTask, message_in, replying, within
+from dshuffle.runtime.messages import (
+    OpenedSession,
+    TaskPlace,
+    UnfinishedTask,
+    message_in,
+    place_of_key,
+    replying,
+    within,
+)
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.members import (
     SETUP_TIMEOUT,
@@ -37,7 +45,6 @@ from dshuffle.runtime.scheduler.members import (
 )
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot, add_page
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionRequest, resources_in_words
-from dshuffle.runtime.task_keys import TaskPlace, place_of_key
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 logger = logging.getLogger(__name__)
@@ -70,108 +77,6 @@ def unfinished_tasks(session: Coordinator, epoch: int, calls: list[int]) -> list
     return unfinished
 
 
-class PartitionTasks:
-    """The partition tasks of all sessions, which are by id."""
-
-    def __init__(self, scheduler: Scheduler, sessions: Mapping[str, Coordinator]) -> None:
-        self._scheduler = scheduler
-        self._sessions = sessions
-        self._watching = False
-
-    def enter_state(self, key: Any, state: str) -> None:
-        """Take note of a task that enters a state of Dask."""
-        place = place_of_key(key)
-        if place is None:
-            return
-        session = self._sessions.get(place.session_id)
-        if session is not None and state in OUTCOME_OF_STATE:
-            record_outcome(session.outcomes, place, OUTCOME_OF_STATE[state])
-        if state in ("no-worker", "processing"):
-            asyncio.get_running_loop().call_soon(self._look, key)  # not now: the transition is still being made
-
-    def move(self, session: Coordinator) -> None:
-        """Look at all tasks of a session, because some of its ranks have moved, or it has ended."""
-        for key in list(self._scheduler.tasks):
-            if (place := place_of_key(key)) is not None and place.session_id == session.spec.session_id:
-                self._look(key)
-
-    def waiting_for(self) -> list[str]:
-        """Which workers tasks are waiting for, and why, in words."""
-        workers = self._scheduler.workers
-        return [
-            _why(task, workers[address])
-            for task in self._scheduler.unrunnable
-            if place_of_key(task.key)
-            for address in task.worker_restrictions or ()
-            if address in workers
-        ]
-
-    def _look(self, key: Any) -> None:
-        """Move a task to the worker of its rank, or let it fail if it cannot run any more."""
-        task, place = self._scheduler.tasks.get(key), place_of_key(key)
-        if task is None or place is None or task.state not in ("no-worker", "processing"):
-            return
-        session, unrunnable, rank = self._sessions.get(place.session_id), task.state == "no-worker", place.rank
-        if task.nbytes >= 0 and (session is None or place.epoch < session.epoch):  # it had a result
-            lost = f"the worker with the result of rank {rank} in epoch {place.epoch} was lost"
-            hint = "Gather the results of an epoch before the next one"
-            self._fail(task, WorkerLost(f"{lost} after that epoch had ended, so the task cannot run again. {hint}"))
-            return
-        if session is None or session.ended:  # a worker that runs says so itself
-            if unrunnable or (session is not None and rank in session.machine.losses):
-                self._lose(task, place, session)
-            return
-        worker = self._scheduler.workers.get(session.addresses[rank])
-        if rank in session.machine.newcomers:
-            self._restrict(task, NOBODY)
-        elif rank in session.machine.losses:
-            return
-        elif worker is not None and task.worker_restrictions not in (None, {worker.address}):
-            self._restrict(task, worker.address)
-        elif unrunnable and worker is None:
-            self._lose(task, place, session)
-        elif unrunnable and worker is not None:
-            limit = session.spec.settings.paused_timeout
-            if monotonic() - self._scheduler.unrunnable[task] >= limit:
-                waited = f"a task waited {limit:g} s (dshuffle.paused-timeout) because {_why(task, worker)}"
-                hint = "Use workers with more memory or these resources, or lower memory_limit or cache_fraction"
-                self._fail(task, ClusterError(f"{waited}. {hint}"))
-        if unrunnable and not self._watching:
-            self._watching = True
-            asyncio.get_running_loop().call_later(1.0, self._watch)
-
-    def _watch(self) -> None:
-        self._watching = False
-        for task in list(self._scheduler.unrunnable):
-            self._look(task.key)
-
-    def _restrict(self, task: TaskState, address: str) -> None:
-        if task.worker_restrictions == {address}:
-            return
-        self._scheduler.set_restrictions({task.key: {address}})
-        # A task that runs on the worker before is given back, and then sent to the new one.
-        finish: Any = "processing" if task.state == "no-worker" else "released"
-        self._scheduler.transitions({task.key: finish}, stimulus_id=f"dshuffle-replaced-{task.key}")
-        if task in self._scheduler.unrunnable:  # its new worker may be paused: from now on it waits for that
-            self._scheduler.unrunnable[task] = monotonic()
-
-    def _lose(self, task: TaskState, place: TaskPlace, session: Coordinator | None) -> None:
-        where = ", ".join(task.worker_restrictions or ()) if session is None else session.addresses[place.rank]
-        words = f"the worker that owned rank {place.rank} ({where}) has left the cluster and its partition is lost"
-        cause = None if session is None else session.cause
-        self._fail(task, cause or WorkerLost(f"{words}. Make a new Shuffler"))
-        if session is not None:
-            record_outcome(session.outcomes, place, LOST)
-
-    def _fail(self, task: TaskState, error: DShuffleError) -> None:
-        """Let a task that waits or runs fail with an error."""
-        stimulus_id, text = f"dshuffle-unrunnable-{task.key}", str(error)
-        recommendations = self._scheduler.transition(
-            task.key, "erred", exception=dumps(error), exception_text=text, cause=task.key, stimulus_id=stimulus_id
-        )
-        self._scheduler.transitions(recommendations, stimulus_id=stimulus_id)
-
-
 def _why(task: TaskState, worker: WorkerState) -> str:
     """Why Dask does not run a task on the worker of its rank."""
     place = place_of_key(task.key)
@@ -192,12 +97,12 @@ class DShuffleScheduler(SchedulerPlugin):
     name = PLUGIN
     idempotent = True
     _scheduler: Scheduler
-    _tasks: PartitionTasks
 
     def __init__(self) -> None:
         self.coordinators: dict[str, Coordinator] = {}
         self._opening: set[str] = set()
         self._freeing: set[Coordinator] = set()
+        self._watching = False  # whether tasks that wait are looked at again
 
     async def start(self, scheduler: Scheduler) -> None:
         """Register the handlers, then install the worker plugin on all current and future workers."""
@@ -206,7 +111,6 @@ class DShuffleScheduler(SchedulerPlugin):
         self.__dict__ = first.__dict__
         if first is self:
             self._scheduler = scheduler
-            self._tasks = PartitionTasks(scheduler, self.coordinators)
             for name in (*OPERATIONS, *OF_SESSION):
                 scheduler.handlers[f"dshuffle_{name}"] = replying(name, functools.partial(_carry_out, scheduler, name))
             add_page(scheduler, self.snapshots)
@@ -223,7 +127,7 @@ class DShuffleScheduler(SchedulerPlugin):
 
     def waiting(self, session_id: str, tasks: bool = False) -> str:
         """What a session waits for, in words, or what its tasks wait for alone; empty if it does not wait."""
-        session, reasons = self.coordinators.get(session_id), self._tasks.waiting_for()
+        session, reasons = self.coordinators.get(session_id), self._waiting_tasks()
         if session is not None:
             exchange = "" if tasks and not session.machine.missing else session.machine.waiting_for()
             reasons += [exchange, *(session.silent_tasks() if tasks else ())]
@@ -248,14 +152,14 @@ class DShuffleScheduler(SchedulerPlugin):
                 "restarted. Make a new Shuffler"
             ) from None
 
-    async def open(self, session_id: str, order: bytes, protocol: int | None = None) -> OpenedSession:
+    async def open(self, session_id: str, order: bytes, protocol: int = 0) -> OpenedSession:
         """Assign ranks and open the session on all participants, or on none if that fails.
 
         The order is a pickled :class:`SessionRequest`, which is read only if it has this protocol.
         """
-        if protocol != PROTOCOL:  # releases before protocol 27 did not say
+        if protocol != PROTOCOL:
             raise ClusterError(
-                f"the client uses protocol {protocol or 'below 27'} and the scheduler uses protocol {PROTOCOL}. "
+                f"the client uses protocol {protocol} and the scheduler uses protocol {PROTOCOL}. "
                 "Install the same version of dshuffle on both",
                 transient=False,
             )
@@ -277,7 +181,7 @@ class DShuffleScheduler(SchedulerPlugin):
         kept = {} if former is not None else await self._kept_partitions(order, ready)
         spec = choose_members(self._scheduler, self._with_present_ranks(order), ready, former, kept)
         coordinator = Coordinator(
-            self._scheduler, spec, order.client_id, AutoDelivery(order.deliveries), self._tasks.move
+            self._scheduler, spec, order.client_id, AutoDelivery(order.deliveries), self._move_tasks
         )
         self.coordinators[order.session_id] = coordinator  # from here on it hears of lost workers and clients
         if source is not None:
@@ -322,7 +226,13 @@ class DShuffleScheduler(SchedulerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Record what becomes of partition tasks, and take care of those that cannot run where Dask sends them."""
-        self._tasks.enter_state(key, finish)
+        if (place := place_of_key(key)) is None:
+            return
+        session = self.coordinators.get(place.session_id)
+        if session is not None and finish in OUTCOME_OF_STATE:
+            record_outcome(session.outcomes, place, OUTCOME_OF_STATE[finish])
+        if finish in ("no-worker", "processing"):
+            asyncio.get_running_loop().call_soon(self._look, key)  # not now: the transition is still being made
 
     def add_client(self, scheduler: Scheduler, client: str) -> None:
         """Note that the client of a session has connected again."""
@@ -426,6 +336,90 @@ class DShuffleScheduler(SchedulerPlugin):
         """Refuse to open a session whose client has left, or has closed it in the meantime."""
         if request.session_id not in self._opening or request.client_id not in self._scheduler.clients:
             raise ClusterError(f"session {request.session_id} was closed before all workers had opened it")
+
+    # -- partition tasks: each is restricted to the worker of its rank, and moves with it ------------------------------
+
+    def _move_tasks(self, session: Coordinator) -> None:
+        """Look at all tasks of a session, because some of its ranks have moved, or it has ended."""
+        for key in list(self._scheduler.tasks):
+            if (place := place_of_key(key)) is not None and place.session_id == session.spec.session_id:
+                self._look(key)
+
+    def _waiting_tasks(self) -> list[str]:
+        """Which workers tasks are waiting for, and why, in words."""
+        workers = self._scheduler.workers
+        return [
+            _why(task, workers[address])
+            for task in self._scheduler.unrunnable
+            if place_of_key(task.key)
+            for address in task.worker_restrictions or ()
+            if address in workers
+        ]
+
+    def _look(self, key: Any) -> None:
+        """Move a task to the worker of its rank, or let it fail if it cannot run any more."""
+        task, place = self._scheduler.tasks.get(key), place_of_key(key)
+        if task is None or place is None or task.state not in ("no-worker", "processing"):
+            return
+        session, unrunnable, rank = self.coordinators.get(place.session_id), task.state == "no-worker", place.rank
+        if task.nbytes >= 0 and (session is None or place.epoch < session.epoch):  # it had a result
+            lost = f"the worker with the result of rank {rank} in epoch {place.epoch} was lost"
+            hint = "Gather the results of an epoch before the next one"
+            self._fail(task, WorkerLost(f"{lost} after that epoch had ended, so the task cannot run again. {hint}"))
+            return
+        if session is None or session.ended:  # a worker that runs says so itself
+            if unrunnable or (session is not None and rank in session.machine.losses):
+                self._lose(task, place, session)
+            return
+        worker = self._scheduler.workers.get(session.addresses[rank])
+        if rank in session.machine.newcomers:
+            self._restrict(task, NOBODY)
+        elif rank in session.machine.losses:
+            return
+        elif worker is not None and task.worker_restrictions not in (None, {worker.address}):
+            self._restrict(task, worker.address)
+        elif unrunnable and worker is None:
+            self._lose(task, place, session)
+        elif unrunnable and worker is not None:
+            limit = session.spec.settings.paused_timeout
+            if monotonic() - self._scheduler.unrunnable[task] >= limit:
+                waited = f"a task waited {limit:g} s (dshuffle.paused-timeout) because {_why(task, worker)}"
+                hint = "Use workers with more memory or these resources, or lower memory_limit or cache_fraction"
+                self._fail(task, ClusterError(f"{waited}. {hint}"))
+        if unrunnable and not self._watching:
+            self._watching = True
+            asyncio.get_running_loop().call_later(1.0, self._watch)
+
+    def _watch(self) -> None:
+        self._watching = False
+        for task in list(self._scheduler.unrunnable):
+            self._look(task.key)
+
+    def _restrict(self, task: TaskState, address: str) -> None:
+        if task.worker_restrictions == {address}:
+            return
+        self._scheduler.set_restrictions({task.key: {address}})
+        # A task that runs on the worker before is given back, and then sent to the new one.
+        finish: Any = "processing" if task.state == "no-worker" else "released"
+        self._scheduler.transitions({task.key: finish}, stimulus_id=f"dshuffle-replaced-{task.key}")
+        if task in self._scheduler.unrunnable:  # its new worker may be paused: from now on it waits for that
+            self._scheduler.unrunnable[task] = monotonic()
+
+    def _lose(self, task: TaskState, place: TaskPlace, session: Coordinator | None) -> None:
+        where = ", ".join(task.worker_restrictions or ()) if session is None else session.addresses[place.rank]
+        words = f"the worker that owned rank {place.rank} ({where}) has left the cluster and its partition is lost"
+        cause = None if session is None else session.cause
+        self._fail(task, cause or WorkerLost(f"{words}. Make a new Shuffler"))
+        if session is not None:
+            record_outcome(session.outcomes, place, LOST)
+
+    def _fail(self, task: TaskState, error: DShuffleError) -> None:
+        """Let a task that waits or runs fail with an error."""
+        stimulus_id, text = f"dshuffle-unrunnable-{task.key}", str(error)
+        recommendations = self._scheduler.transition(
+            task.key, "erred", exception=dumps(error), exception_text=text, cause=task.key, stimulus_id=stimulus_id
+        )
+        self._scheduler.transitions(recommendations, stimulus_id=stimulus_id)
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {

@@ -19,11 +19,10 @@ from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.exchange.transports import Transport
 from dshuffle.kernels import load_kernels
 from dshuffle.process_exit import end_without_last_collections
-from dshuffle.runtime.messages import OpenOrder, from_fields, replying
+from dshuffle.runtime.messages import OpenOrder, from_fields, place_of_key, replying
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.process import raise_limit
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL
-from dshuffle.runtime.task_keys import place_of_key
 from dshuffle.runtime.worker.session import WorkerSession
 from dshuffle.runtime.worker.sessions import WorkerSessions, hand_over, row_handlers
 

@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.errors import ClusterError
 
 from ..conftest import OPTIONS, address_of, task_that_checks
 
@@ -104,23 +104,6 @@ def test_too_few_workers(labelled):
         pytest.raises(ClusterError, match=r"only 1 of min_workers=2 workers .* 1 s\. .*\(dshuffle.timeout\)"),
     ):
         Shuffler(client, labelled, min_workers=2)
-
-
-def test_values_that_are_not_allowed(labelled):
-    with (
-        LocalCluster(n_workers=1, processes=False, memory_limit=0, **OPTIONS) as cluster,
-        Client(cluster) as client,
-    ):
-        with pytest.raises(InvalidParameter, match="elastic is not allowed: the sharding 'given' was given"):
-            Shuffler(client, labelled, elastic=True, sharding=np.zeros(1000, int))
-        with pytest.raises(InvalidParameter, match="elastic='yes' is not allowed; it must be True or False"):
-            Shuffler(client, labelled, elastic="yes")
-        with pytest.raises(InvalidParameter, match="min_workers=0"):
-            Shuffler(client, labelled, min_workers=0)
-        with pytest.raises(
-            InvalidParameter, match="on_loss='shrink' is not allowed; it must be one of 'replace', 'rai"
-        ):
-            Shuffler(client, labelled, on_loss="shrink")
 
 
 @pytest.mark.parametrize("assignment", ["global", "local", "partial:0.3"])

@@ -58,19 +58,6 @@ def test_nobody_comes_for_a_participant_that_is_optional() -> None:
     assert machine.participants == (0,)
 
 
-def test_if_all_ranks_are_replaced_one_after_the_other_the_session_goes_on() -> None:
-    machine = replacing_machine(2)
-    machine.advance(0.0)
-    machine.lost([1], "has left", 0.1)
-    machine.answered(given_order(machine, "abort", 0, 1), None, 0.2)
-    machine.replaced(1, 0.3)
-    machine.lost([0], "has left", 0.4)
-    assert machine.replaced(0, 0.5) == [PhaseOrder("restore", 0, 1), PhaseOrder("restore", 1, 1)]
-    machine.answered(given_order(machine, "restore", 0, 0), None, 0.6)
-    instructions = machine.answered(given_order(machine, "restore", 1, 0), None, 0.7)
-    assert instructions == [RanksRestored((0, 1)), PhaseOrder("begin", 0, 2), PhaseOrder("begin", 1, 2)]
-
-
 def test_a_worker_that_cannot_take_a_rank_does_not_end_the_session() -> None:
     machine = replacing_machine(2)
     machine.lost([1], "has left", 0.0)

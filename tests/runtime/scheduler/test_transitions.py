@@ -48,15 +48,6 @@ def test_a_session_can_be_closed_and_lost_in_every_phase(phase: Phase) -> None:
         assert machine.close(ExchangeError("again"), 2.0) == machine.begin(2.0) == []
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_an_event_that_the_table_does_not_have_is_refused(phase: Phase) -> None:
-    machine = new_machine(2)
-    for event in {event for _, event in ROWS if (phase, event) not in ROWS}:
-        machine._machine.phase = phase
-        with pytest.raises(KeyError, match=event):
-            machine.take(event, 1.0)
-
-
 def test_a_bug_ends_the_session_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     async def drive() -> SessionEnded:
         session: Any = Coordinator.__new__(Coordinator)
