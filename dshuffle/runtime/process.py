@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +15,6 @@ from dshuffle.planning import ShuffleSpec, get_delivery
 from dshuffle.planning.planner import plan_nbytes, plans_own_parts
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import SessionSpec
-from dshuffle.units import human_bytes
-
-logger = logging.getLogger(__name__)
 
 
 def check_budget(
@@ -160,16 +156,3 @@ def raise_limit() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(OSError, ValueError):  # macOS refuses more than its kernel allows
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-of_worker = logging.getLogger("distributed.worker.dshuffle")
-"""Dask shows what it logs on the dashboard and in ``Client.get_worker_logs``."""
-
-
-def note_reserved(session_id: str, nbytes: int) -> None:
-    """Note that a session reserves memory for a partition, or frees it if ``nbytes`` is negative."""
-    if nbytes > 0:
-        words = "reserves %s for its partition on this worker. Dask counts it as unmanaged memory."
-        of_worker.info(f"dshuffle session %s {words}", session_id, human_bytes(nbytes))
-    elif nbytes:
-        of_worker.info("dshuffle session %s has freed its partition (%s).", session_id, human_bytes(-nbytes))

@@ -299,18 +299,3 @@ def test_a_worker_that_is_lost_after_its_task_has_finished_has_trained(small, tm
                 client.gather(late)
             epoch.accept(late)
         assert epoch_of(checkpoint) == 1
-
-
-def test_tasks_after_an_error_are_waited_for_and_their_errors_are_raised(threads, small):
-    def train(shuffler):
-        with shuffler:
-            epochs = shuffler.epochs(1)
-            epoch = next(epochs)
-            failed = epoch.map(fail_on_rank(1))
-            with pytest.raises(ZeroDivisionError):
-                next(epochs)
-            epoch.accept(failed)
-            epoch.map(lambda partition: (time.sleep(0.3), fail_on_rank(2)(partition)))
-
-    with pytest.raises(ZeroDivisionError, match="thirteen by nought"):
-        train(Shuffler(threads, small))

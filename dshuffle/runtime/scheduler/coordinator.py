@@ -146,7 +146,6 @@ class Coordinator:
         self._move_tasks = move_tasks
         self._call: asyncio.Future[None] | None = None  # that of the client, which waits
         self._ticking = False
-        self._status_queries: set[str] = set()  # addresses of workers whose answer about their state is due
         self._search: asyncio.Task[Any] | None = None
         self._closed_by_client = False
         self._freed: asyncio.Task[None] | None = None
@@ -441,13 +440,13 @@ class Coordinator:
         """Send an order, and give the machine the answer."""
         machine, participant, name = self.machine, order.participant, order.name
         message, address = self._message_of(order), self.addresses[participant]
-        if message is None or (name == STATUS and address in self._status_queries):
+        if message is None:
             return
-        if name == STATUS:  # questions to a worker that does not answer must not pile up
-            self._status_queries.add(address)
         kind: type[Answer] = {STATUS: MemberState, "commit": CommitReply}.get(name, type(None))
         try:
-            reply = await self.request("open" if name == "restore" else name, participant, message)
+            call = self.request("open" if name == "restore" else name, participant, message)
+            # Questions to a worker that does not answer must not pile up.
+            reply = await (within(machine.heartbeat, call) if name == STATUS else call)
             answer = message_in(reply, kind, self.name_of(participant))
         except WorkerLost as error:  # it closes, or has lost its partition
             if machine.is_due(order):
@@ -455,15 +454,13 @@ class Coordinator:
         except DShuffleError as error:  # before OSError: some are both
             self._refused(order, address, error.raised_by(self.name_of(participant)))
         except OSError as error:
-            machine.unreachable(order, f"{type(error).__name__}: {error}")
+            if name != STATUS:
+                machine.unreachable(order, f"{type(error).__name__}: {error}")
         except Exception as error:  # whatever it is, the session must not wait for an answer
             words = f"{self.name_of(participant)}: {type(error).__name__}: {error}"
             self._refused(order, address, ClusterError(words))
         else:
             self.run(machine.answered, order, answer)
-        finally:
-            if name == STATUS:
-                self._status_queries.discard(address)
 
     def _message_of(self, order: PhaseOrder) -> dict[str, Any] | None:
         """The message of an order; None if its run has ended."""
@@ -471,18 +468,18 @@ class Coordinator:
         session: dict[str, Any] = {"session_id": self.spec.session_id}
         match order.name:
             case "open" | "restore":
-                restore = order.name == "restore"
-                epoch = machine.epoch if machine.epoch >= machine.first_epoch else None
-                message = OpenOrder(
-                    number=order.turn,
-                    last_run=run_id,
-                    restore=restore,
-                    epoch=epoch,
-                    digest=machine.digests.get(participant) if restore else None,
-                    together=self.together(machine.newcomers) if restore else Together(),
-                )
-                spec = self.packed_spec(participant, epoch if restore else None)
-                return {**to_fields(message), "spec": to_serialize(spec)}  # as a frame, which is not copied
+                message = OpenOrder(number=order.turn)
+                if order.name == "restore":
+                    message = OpenOrder(
+                        number=order.turn,
+                        last_run=run_id,
+                        restore=True,
+                        epoch=machine.epoch if machine.epoch >= machine.first_epoch else None,
+                        digest=machine.digests.get(participant),
+                        together=self.together(machine.newcomers),
+                    )
+                spec = to_serialize(self.packed_spec(participant, message.epoch))  # as a frame, which is not copied
+                return {**to_fields(message), "spec": spec}
             case "members":
                 # Of all that have moved since the session was opened: others may not have heard of some.
                 moved = {each: self.addresses[each] for each in self._moved & self.addresses.keys()}

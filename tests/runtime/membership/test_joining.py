@@ -131,33 +131,6 @@ def test_an_elastic_session_is_resumed(labelled, checked, assignment):
             assert np.array_equal(np.sort(np.concatenate(client.gather(epoch.map(checked)))), np.arange(1000))
 
 
-@pytest.mark.parametrize("assignment", ["global", "partial:0.3"])
-@pytest.mark.parametrize("when", ["before the first epoch", "in the first epoch"])
-def test_workers_join_a_session_that_was_resumed_in_the_middle_of_an_epoch(labelled, checked, when, assignment):
-    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
-
-        def grow(n_workers):
-            cluster.scale(n_workers)
-            client.wait_for_workers(n_workers)
-
-        with Shuffler(client, labelled, assignment=assignment) as shuffler:
-            [epoch] = shuffler.epochs(1)
-            done = client.gather(
-                epoch.map(lambda partition: (partition.mark_trained(90), partition.sample_ids[:90])[1])
-            )
-            state = shuffler.state_dict()
-        with Shuffler.resume(client, labelled, state, elastic=True) as shuffler:
-            if when == "before the first epoch":
-                grow(3)
-            for epoch in shuffler.epochs(3):
-                samples = client.gather(epoch.map(checked))
-                if epoch.number == 0:
-                    samples += done
-                    grow(4)
-                assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
-            assert shuffler.n_workers == 4
-
-
 def test_a_worker_that_does_not_answer_is_left_out(new_processes, labelled, check_ids, within):
     """It is stopped, and Dask has not noticed. A session that needs all workers would fail."""
     with dask.config.set({"dshuffle.heartbeat": "3s"}), new_processes(3) as cluster, Client(cluster) as client:
