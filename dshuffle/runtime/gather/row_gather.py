@@ -172,8 +172,8 @@ MOST_ROWS = 2**32
 """Rows of the input and of the output are numbered with 32 bits."""
 
 
-def take(client: Client, data: dask.array.Array, indices: ArrayLike, axis: int = 0) -> Any:
-    """Take rows of a Dask array by their indices, as :func:`numpy.take` does.
+def take(client: Client, data: dask.array.Array, indices: ArrayLike) -> Any:
+    """Take rows of a Dask array by their indices, as :func:`numpy.take` does along the first axis.
 
     Parameters
     ----------
@@ -183,20 +183,17 @@ def take(client: Client, data: dask.array.Array, indices: ArrayLike, axis: int =
         A Dask array of NumPy chunks, lazy or persisted; its chunks are merged along all other axes.
     indices
         ``(m,)`` integers, in any order. They may repeat. Negative ones count from the end.
-    axis
-        Axis of the array.
 
     Returns
     -------
     dask.array.Array
-        Array with ``m`` rows along the axis, in chunks as large as the largest one of the input. Its chunks are
+        Array with ``m`` rows, in chunks as large as the largest one of the input. Its chunks are
         computed on the workers and stay there, as with ``client.persist``.
 
     Raises
     ------
     InvalidParameter
-        If the array cannot be permuted either (see :func:`permute`), it does not have the axis, or an index is not an
-        integer or is out of range.
+        If the array cannot be permuted either (see :func:`permute`), or an index is not an integer or is out of range.
     ClusterError
         If the cluster does not have any workers.
 
@@ -215,19 +212,13 @@ def take(client: Client, data: dask.array.Array, indices: ArrayLike, axis: int =
     [49, 4, 49, 81]
     """
     check_array(client, data)
-    axis = as_integer("axis", axis)
-    if not -data.ndim <= axis < data.ndim:
-        raise InvalidParameter.of("axis", axis, f"an axis of an array with {data.ndim} axes")
-    array = dask.array.moveaxis(data, axis, 0)
-    chosen = _checked_indices(client, indices, len(array))
-    if len(chosen) * array.size == 0:
-        result = client.persist(dask.array.zeros((len(chosen), *array.shape[1:]), dtype=array.dtype, chunks=-1))
-    else:
-        rows = max(array.chunks[0])
-        chunk_rows = tuple(min(rows, len(chosen) - first) for first in range(0, len(chosen), rows))
-        [scattered] = client.scatter([chosen], hash=False)
-        result = gather(client, array, chunk_rows, scattered)
-    return result if axis == 0 else client.persist(dask.array.moveaxis(result, 0, axis))
+    chosen = _checked_indices(client, indices, len(data))
+    if len(chosen) * data.size == 0:
+        return client.persist(dask.array.zeros((len(chosen), *data.shape[1:]), dtype=data.dtype, chunks=-1))
+    rows = max(data.chunks[0])
+    chunk_rows = tuple(min(rows, len(chosen) - first) for first in range(0, len(chosen), rows))
+    [scattered] = client.scatter([chosen], hash=False)
+    return gather(client, data, chunk_rows, scattered)
 
 
 def _checked_indices(client: Client, indices: ArrayLike, n_rows: int) -> NDArray[np.int64]:

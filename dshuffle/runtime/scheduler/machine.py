@@ -116,13 +116,12 @@ class EpochCommitted(NamedTuple):
     reports: Mapping[int, Report]
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessQuestion:
+class ProcessQuestion(NamedTuple):
     """Find out whether the process of a silent participant runs, and report it: `SessionMachine.note_running`."""
 
     participant: int
     silent_seconds: float
-    turn: int = field(default=0, compare=False)
+    turn: int
 
 
 class ReplacementSearch(NamedTuple):
@@ -355,16 +354,15 @@ class SessionMachine:
 
     def note_running(self, question: ProcessQuestion) -> None:
         """Note that the process of a silent participant runs. So the participant may be busy, and is not lost."""
-        if question.turn == self.turn and question.participant in self.owing:
-            self.owing[question.participant].seen_running = self.now
+        if (debt := self._debt(question)) is not None:
+            debt.seen_running = self.now
 
     def answered(self, order: PhaseOrder, answer: Answer) -> None:
         """Record that a participant has carried out an order, or what it says of its state."""
-        participant = order.participant
-        if order.turn != self.turn or participant not in self.owing:
+        participant, debt = order.participant, self._debt(order)
+        if debt is None:
             return
         self.alive(participant)
-        debt = self.owing[participant]
         debt.unreachable = ""
         if isinstance(answer, MemberState):
             self._described(participant, answer)
@@ -395,12 +393,15 @@ class SessionMachine:
 
     def unreachable(self, order: PhaseOrder, reason: str) -> None:
         """Record that an order may not have reached a participant. It is sent again at a later :meth:`tick`."""
-        if order.turn == self.turn and (debt := self.owing.get(order.participant)) is not None:
+        if (debt := self._debt(order)) is not None:
             debt.unreachable, debt.repeats = reason, True
 
     def is_due(self, order: PhaseOrder) -> bool:
         """Whether an order was given in this phase, and has not been answered."""
-        return order.turn == self.turn and order.name != STATUS and order.participant in self.owing
+        return order.name != STATUS and self._debt(order) is not None
+
+    def _debt(self, order: PhaseOrder | ProcessQuestion) -> Debt | None:
+        return self.owing.get(order.participant) if order.turn == self.turn else None
 
     def lost(self, participants: Iterable[int], reason: str) -> None:
         """Replace participants that have left the cluster or do not answer, or end the session."""

@@ -94,7 +94,7 @@ def test_a_worker_whose_process_runs_is_waited_for_and_named() -> None:
     while now < 5 * HEARTBEAT:
         questions = [told for told in machine.tick(now) if isinstance(told, ProcessQuestion)]
         for question in questions:
-            assert question == ProcessQuestion(1, question.silent_seconds)
+            assert question == ProcessQuestion(1, question.silent_seconds, machine.turn)
             assert machine.note_running(question, now + 0.1) == []
         now += 0.5
     words = "waiting for the samples of epoch 0: rank 1: no answer, but its process runs: a task may hold"
