@@ -117,7 +117,6 @@ class OpenedSession:
     """A session that has been opened for a client."""
 
     addresses: dict[int, str]  # address of every rank, and of the server
-    server: str  # role of the server: ``"dedicated"``, ``"beside rank R"``, or empty
     left_out: tuple[str, ...]  # paused workers that do not take part
     history: WorkerHistory  # number of workers, and how it has changed
 

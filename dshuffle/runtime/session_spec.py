@@ -298,8 +298,7 @@ class DatasetReference:
 
     def open(self) -> Dataset:
         """Open the dataset in this process."""
-        dataset = loads(self.pickled)
-        assert isinstance(dataset, Dataset)
+        dataset: Dataset = loads(self.pickled)
         here, there = (f"{each.identity} and {each.n_samples} samples" for each in (dataset, self))
         if here != there or dataset.layout != self.layout:
             raise DatasetChanged(
@@ -450,13 +449,8 @@ class SessionSpec:
     @staticmethod
     def unpacked(packed: bytes) -> SessionSpec:
         """The session that :meth:`packed` wrote."""
-        spec = loads(zlib.decompress(packed))
-        assert isinstance(spec, SessionSpec)
+        spec: SessionSpec = loads(zlib.decompress(packed))
         return spec
-
-    def with_memory_limit(self, memory_limit: int) -> SessionSpec:
-        """The same session on a worker that has reserved so many bytes for it."""
-        return dataclasses.replace(self, memory_limit=memory_limit)
 
 
 @dataclass(frozen=True, slots=True)

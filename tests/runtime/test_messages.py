@@ -69,7 +69,6 @@ MESSAGES = [
     ),
     OpenedSession(
         addresses={0: "tcp://a:1", -1: "tcp://b:1"},
-        server="dedicated",
         left_out=("tcp://c:1",),
         history=WorkerHistory(3).changed([0, 2], epoch=5, carried=4, weights=(1000, 250)),
     ),

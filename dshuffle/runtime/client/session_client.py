@@ -39,7 +39,7 @@ from dshuffle.runtime.messages import (
     retrieve,
     within,
 )
-from dshuffle.runtime.scheduler.members import SETUP_TIMEOUT
+from dshuffle.runtime.scheduler.members import SETUP_TIMEOUT, server_role
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.session_spec import PROTOCOL, DatasetReference, EarlierWorkers, SessionOptions, SessionRequest
 from dshuffle.runtime.settings import Settings
@@ -338,7 +338,7 @@ class OpenSession(SessionClient):
             self.request = dataclasses.replace(self.request, session_id=self.session_id)
         if opened.left_out:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened.left_out))
-        self.addresses, self.history, self._server_role = opened.addresses, opened.history, opened.server
+        self.addresses, self.history = opened.addresses, opened.history
         self.n_workers = self.history.n_workers
 
     def wait_for(self, n_workers: int, patience: float | None = None) -> None:
@@ -357,7 +357,7 @@ class OpenSession(SessionClient):
     @property
     def server(self) -> str:
         """Role of the server, which may have been lost."""
-        return self._server_role if SERVER in self.addresses else ""
+        return server_role(self.addresses)
 
     @property
     def ranks(self) -> tuple[str, ...]:

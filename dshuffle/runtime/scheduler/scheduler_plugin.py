@@ -40,7 +40,6 @@ from dshuffle.runtime.scheduler.members import (
     KeptPartitions,
     ask_all,
     choose_members,
-    server_role,
     workers_set_up,
 )
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot, add_page
@@ -200,7 +199,6 @@ class DShuffleScheduler(SchedulerPlugin):
         paused = {each.address for each in workers if each.status == Status.paused}
         return OpenedSession(
             addresses=spec.addresses,
-            server=server_role(spec.addresses),
             left_out=tuple(sorted(paused - ready)),
             history=spec.shuffle.history,
         )

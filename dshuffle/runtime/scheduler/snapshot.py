@@ -78,7 +78,7 @@ class ExchangeLog:
         participants: Iterable[int],
         delivery: str,
         addresses: dict[int, str],
-    ) -> EpochExchange:
+    ) -> None:
         """Add the exchange of a run, from the reports of the participants that have swapped to its epoch."""
         in_order = [reports.get(participant, NOTHING) for participant in participants]
         measured = [report.measures for report in in_order]
@@ -101,7 +101,6 @@ class ExchangeLog:
             training_before=tuple(report.training for report in in_order[: self._n_workers]),
         )
         self.exchanges.append(exchange)
-        return exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,7 +155,7 @@ class WorkerSessions(dict[str, WorkerSession]):
             reserved=self._reserved,
         )
         self._reserved[session_id] = nbytes
-        return spec if limit is None else spec.with_memory_limit(limit)
+        return spec if limit is None else dataclasses.replace(spec, memory_limit=limit)
 
     def _release(self, session_id: str) -> None:
         """Free what a session has beside itself: reserved memory, kept partitions, and signs of life."""
