@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from distributed import Scheduler, Status
 from distributed.comm.addressing import get_address_host_port
 from distributed.protocol.pickle import dumps
@@ -21,7 +20,6 @@ from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import SERVER, ShuffleSpec, WorkerHistory, get_delivery
 from dshuffle.planning.exchange_epochs import Weights, as_weights
-from dshuffle.planning.shares import ShareBounds, bounded_weights
 from dshuffle.process_state import worker_process_runs
 from dshuffle.runtime.messages import MemberChanges, within
 from dshuffle.runtime.session_spec import (
@@ -271,7 +269,7 @@ def choose_members(
         ranks = _placed({rank: [where] for where, rank in carried.places.items() if where in ranks}, ranks)
         carried = dataclasses.replace(carried, places={where: rank for rank, where in enumerate(ranks)})
     training = [scheduler.workers[address] for address in ranks]
-    weights = _weights(order, training, carried, plan)
+    weights = _weights(order, training, carried)
     if carried is not None:
         plan = carried.onto(plan, ranks, weights)
     else:
@@ -298,9 +296,7 @@ def choose_members(
     )
 
 
-def _weights(
-    order: SessionRequest, training: Sequence[WorkerState], carried: EarlierWorkers | None, plan: ShuffleSpec
-) -> Weights:
+def _weights(order: SessionRequest, training: Sequence[WorkerState], carried: EarlierWorkers | None) -> Weights:
     addresses = [worker.address for worker in training]
     if order.weights is not None:
         return as_weights([order.weights[address] for address in addresses])
@@ -313,16 +309,7 @@ def _weights(
     for worker, own in zip(training, names, strict=True):
         if len(twice := [name for name in shares.names if name in own]) > 1:
             raise InvalidParameter.of("shares", ", ".join(twice), f"one number for the worker {worker.name}")
-    weights = shares.first(len(addresses), before, names)
-    if carried is not None and shares.names:
-        try:
-            dataclasses.replace(plan, first_weights=weights)
-        except InvalidParameter as error:  # the numbers suited the workers that there were before
-            logger.warning("dshuffle: the shares are nearer to equal ones: %s", error)
-            choices = plan.choices
-            bounds = ShareBounds.of(choices.assignment, choices.cache_fraction, plan.n_samples, plan.n_workers)
-            return bounded_weights(np.array(weights, float), bounds)
-    return weights
+    return shares.first(len(addresses), before, names)
 
 
 def _find_server(workers: list[WorkerState], server: str | None, *, may_be_lost: bool) -> WorkerState | None:
