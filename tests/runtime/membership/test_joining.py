@@ -106,31 +106,6 @@ def test_too_few_workers(labelled):
         Shuffler(client, labelled, min_workers=2)
 
 
-@pytest.mark.parametrize("assignment", ["global", "local", "partial:0.3"])
-def test_an_elastic_session_is_resumed(labelled, checked, assignment):
-    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
-        with Shuffler(client, labelled, elastic=True, assignment=assignment) as shuffler:
-            for epoch in shuffler.epochs(3):
-                futures = epoch.map(checked)
-                client.gather(futures)
-                if epoch.number == 0:
-                    cluster.scale(3)
-                    client.wait_for_workers(3)
-            assert shuffler.n_workers == 3
-            [epoch] = shuffler.epochs(1)
-            done = client.gather(epoch.map(lambda partition: (partition.mark_trained(7), partition.sample_ids[:7])[1]))
-            state = shuffler.state_dict()
-        assert state["trained"] == [[7, 7, 7]]
-        assert len(state["changes"]) == (assignment != "global")
-        cluster.scale(2)
-        with Shuffler.resume(client, labelled, state, elastic=True) as shuffler:
-            [epoch] = shuffler.epochs(1)
-            left = client.gather(epoch.map(checked))
-            assert np.array_equal(np.sort(np.concatenate([*done, *left])), np.arange(1000))
-            [epoch] = shuffler.epochs(1)
-            assert np.array_equal(np.sort(np.concatenate(client.gather(epoch.map(checked)))), np.arange(1000))
-
-
 def test_a_worker_that_does_not_answer_is_left_out(new_processes, labelled, check_ids, within):
     """It is stopped, and Dask has not noticed. A session that needs all workers would fail."""
     with dask.config.set({"dshuffle.heartbeat": "3s"}), new_processes(3) as cluster, Client(cluster) as client:
