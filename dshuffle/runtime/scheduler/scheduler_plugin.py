@@ -367,7 +367,7 @@ class DShuffleScheduler(SchedulerPlugin):
             return
         if session is None or session.ended:  # a worker that runs says so itself
             if unrunnable or (session is not None and rank in session.machine.losses):
-                self._lose(task, place, session)
+                self._lose_task(task, place, session)
             return
         worker = self._scheduler.workers.get(session.addresses[rank])
         if rank in session.machine.newcomers:
@@ -377,7 +377,7 @@ class DShuffleScheduler(SchedulerPlugin):
         elif worker is not None and task.worker_restrictions not in (None, {worker.address}):
             self._restrict(task, worker.address)
         elif unrunnable and worker is None:
-            self._lose(task, place, session)
+            self._lose_task(task, place, session)
         elif unrunnable and worker is not None:
             limit = session.spec.settings.paused_timeout
             if monotonic() - self._scheduler.unrunnable[task] >= limit:
@@ -403,7 +403,7 @@ class DShuffleScheduler(SchedulerPlugin):
         if task in self._scheduler.unrunnable:  # its new worker may be paused: from now on it waits for that
             self._scheduler.unrunnable[task] = monotonic()
 
-    def _lose(self, task: TaskState, place: TaskPlace, session: Coordinator | None) -> None:
+    def _lose_task(self, task: TaskState, place: TaskPlace, session: Coordinator | None) -> None:
         where = ", ".join(task.worker_restrictions or ()) if session is None else session.addresses[place.rank]
         words = f"the worker that owned rank {place.rank} ({where}) has left the cluster and its partition is lost"
         cause = None if session is None else session.cause
