@@ -254,7 +254,8 @@ def _on_loss(name: str, value: object) -> object:
     return value
 
 
-_READ: dict[str, Callable[[str, object], Any]] = dict.fromkeys(_OPTIONAL, _optional) | {
+_READ: dict[str, Callable[[str, object], Any]] = {
+    **dict.fromkeys(_OPTIONAL, _optional),
     "on_loss": _on_loss,
     "memory_limit": lambda name, value: None if value is None else as_nbytes(name, value),
     "keep_cache": as_switch,
