@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -194,9 +194,11 @@ def choose_kept(
     except InvalidParameter:  # the sharding was given for the present number of workers
         return None
     ranks = _placed(partitions, workers)
-    holders = {}
+    holders, asked = {}, Counter[str]()
     for rank, where in partitions.items():
-        address = ranks[rank] if rank < len(ranks) and ranks[rank] in where else min(where)
+        is_holder = rank < len(ranks) and ranks[rank] in where
+        address = ranks[rank] if is_holder else min(where, key=lambda holder: (asked[holder], holder))
+        asked[address] += 1
         holders[rank] = address, where[address]
     return PartitionSources(epoch, holders, earlier, kept=True), ranks
 
