@@ -1,13 +1,15 @@
-"""What clients, the scheduler and workers tell each other: types, their fields, orders and replies."""
+"""What clients, the scheduler and workers tell each other: types, their fields, replies, and keys of tasks."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from distributed.protocol.serialize import ToPickle
@@ -32,26 +34,10 @@ def to_fields(message: Any) -> dict[str, Any]:
 def from_fields(kind: type[T], fields: object, sender: str) -> T:
     """The message of a type that :func:`to_fields` wrote."""
     try:
-        message = msgspec.convert(fields, kind)
-        # Structs of messages of rows check it themselves, as there are so many; dataclasses cannot.
-        if not (isinstance(message, msgspec.Struct) and message.__struct_config__.forbid_unknown_fields):
-            _check_names(fields, msgspec.to_builtins(message))
+        return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         reason = f"{sender} sent what is not a message of the type {kind.__name__} ({error}). {SAME_BUILD}"
         raise ClusterError(reason, transient=False) from error
-    return message
-
-
-def _check_names(fields: Any, known: Any) -> None:
-    """Refuse fields that are not among those that the message of them has."""
-    if isinstance(known, dict):
-        for name, value in fields.items():
-            if name not in known:
-                raise msgspec.ValidationError(f"Object contains unknown field `{name}`")
-            _check_names(value, known[name])
-    elif isinstance(known, (list, tuple)):
-        for value, part in zip(fields, known, strict=True):
-            _check_names(value, part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +50,7 @@ class Counts:
     needed: int = 0
     packets: int = 0
     expected: int
-    # Rows that a worker which planned its own part sends to others, and receives from others. Otherwise None.
-    leaving: int | None = None
-    arriving: int | None = None
+    leaving: int | None = None  # rows that a worker which planned its own part sends to others; otherwise None
     rows: int
     # Digest of the samples that the worker will train on, and its part of the digest of all samples that are due. None
     # for a server.
@@ -113,9 +97,7 @@ class Report:
 
     measures: Measures  # traffic and times of the exchange
     training: TrainingTime = TrainingTime()  # time of training in the epoch that has ended
-    # sender -> bytes that came from it over the network, and seconds in which they came
-    links: dict[int, tuple[int, float]] = field(default_factory=dict)
-    held: int = 0
+    held: int = 0  # number of samples in its partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +117,8 @@ class OpenedSession:
     """A session that has been opened for a client."""
 
     addresses: dict[int, str]  # address of every rank, and of the server
-    server: str  # role of the server: ``"dedicated"``, ``"beside rank R"``, or empty
     left_out: tuple[str, ...]  # paused workers that do not take part
     history: WorkerHistory  # number of workers, and how it has changed
-    too_few_files: str = ""  # what to do about workers that may not have enough open files; empty if all may
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,25 +166,15 @@ class UnfinishedTask:
     outcome: str
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A message without fields."""
-
-
-class SessionOrder(Order, frozen=True):
-    """An order that concerns a session, whether it is open or not."""
-
-    session_id: str
-
-
-class Together(Order, frozen=True):
+class Together(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that load their partitions together, and addresses of the workers that read the store for them."""
 
     ranks: list[int] = []
     readers: list[str] = []
 
 
-class OpenOrder(Order, frozen=True, rename={"digest": "drawn"}):
-    """Open a session."""
+class OpenOrder(msgspec.Struct, frozen=True, kw_only=True, rename={"digest": "drawn"}):
+    """Open a session. Other orders are arguments of the methods that carry them out."""
 
     number: int  # Number of the order. Orders that were given before the session was closed here are refused.
     last_run: int = 0  # Number of the last run that has begun elsewhere. The worker takes part in later ones only.
@@ -213,100 +183,6 @@ class OpenOrder(Order, frozen=True, rename={"digest": "drawn"}):
     epoch: int | None = None
     digest: SampleDigest | None = None  # digest of the samples of the rank in this epoch; None if it is not known
     together: Together = Together()  # with ``restore``, who loads together
-
-
-class CloseOrder(SessionOrder, frozen=True):
-    """Close a session, unless a later order has opened it. After it, orders to open up to this number are refused.
-
-    With ``keeps``, only the tasks and the exchange end, and the partition stays as a source of a session that follows.
-    """
-
-    number: int
-    keeps: bool = False
-
-
-class MembersOrder(Order, frozen=True):
-    """Use the addresses of workers that have taken lost ranks, unless a later order has been carried out.
-
-    They are those of all participants that have moved since the session was opened, and not only of the last ones.
-    """
-
-    addresses: dict[int, str]
-    number: int
-
-
-class BeginOrder(Order, frozen=True):
-    """Begin an attempt at an epoch's exchange."""
-
-    run_id: int  # number of the attempt, its epoch and its delivery
-    epoch: int
-    delivery: str
-    rate: float | None  # rate of the workers' links in bytes per second, as far as it is known
-
-
-class PlanOrder(Order, frozen=True):
-    """Plan the epoch after that of a run, with a delivery."""
-
-    run_id: int
-    delivery: str
-
-
-class AbortOrder(Order, frozen=True):
-    """Abort a run."""
-
-    run_id: int
-
-
-class CommitOrder(SessionOrder, frozen=True):
-    """Swap to the epoch of a run."""
-
-    run_id: int
-
-
-class TrainedQuery(Order, frozen=True):
-    """Which samples of an epoch have been trained on?"""
-
-    epoch: int
-
-
-class KeptQuery(Order, frozen=True):
-    """Which partitions of a dataset are kept in a directory?"""
-
-    directory: str
-    dataset: str
-
-
-class RowsQuery(SessionOrder, frozen=True):
-    """Send rows of the partition of an epoch. The samples are beside the fields."""
-
-    epoch: int
-
-
-class BlockQuery(SessionOrder, frozen=True):
-    """Send rows of a block of the store, whose numbers are beside the fields."""
-
-    load: str
-    owner: int  # the participant that needs the rows, and how many take part in the load
-    n_owners: int
-    block: int  # Number of the block. With -1, blocks are announced whose rows the participant will ask for.
-
-
-class MeanQuery(SessionOrder, frozen=True):
-    """Wait for the mean of the values of all ranks. Those of one rank are beside the fields."""
-
-    number: int  # number of the call of :meth:`dshuffle.Epoch.together`, and of the mean in this call
-    step: int
-    size: int  # number of ranks, and the rank and the weight of the values
-    rank: int
-    weight: float
-
-
-class EndCollectiveOrder(SessionOrder, frozen=True):
-    """Fail the ranks that wait for a mean, and say whether another try may succeed."""
-
-    number: int
-    reason: str
-    transient: bool = True
 
 
 Reply = dict[str, Any]
@@ -378,3 +254,46 @@ def unwrap(reply: Any, sender: str) -> Reply:
 def message_in(reply: Any, kind: type[T], sender: str) -> T:
     """Return the message that a reply contains, or raise its error."""
     return from_fields(kind, unwrap(reply, sender).get("message"), sender)
+
+
+CALLING = {"in_stored_order", "run_together", "timed"}
+"""Functions of dshuffle that only call the function among their arguments."""
+
+
+def task_key(name: str, session_id: str, epoch: int, call: int, rank: int) -> str:
+    """Return the key of a task. Dask groups tasks by what is before the first hyphen, and the dashboard shows it."""
+    return f"{name}-dshuffle-{session_id}-{epoch}-{call}-{rank}"
+
+
+def rank_of_key(key: str) -> int:
+    """Return the rank of a partition task."""
+    return int(key.rsplit("-", 1)[1])
+
+
+class TaskPlace(NamedTuple):
+    """The session and the epoch of a partition task, its call within the epoch, and its rank."""
+
+    session_id: str
+    epoch: int
+    call: int
+    rank: int
+
+
+def place_of_key(key: object) -> TaskPlace | None:
+    """Return the place of a task; None if it is not a partition task."""
+    match key.split("-") if isinstance(key, str) else ():
+        case [_, "dshuffle", session_id, epoch, call, rank]:
+            return TaskPlace(session_id, int(epoch), int(call), int(rank))
+    return None
+
+
+def task_name(fn: Callable[..., Any], args: Sequence[Any] = ()) -> str:
+    """Return a name for tasks of a function. Functions of dshuffle that call the user's have the name of that one."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__name__", type(fn).__name__)
+    if name in CALLING and str(getattr(fn, "__module__", "")).startswith("dshuffle."):
+        place = next((place for place, arg in enumerate(args) if callable(arg)), None)
+        if place is not None:
+            return task_name(args[place], args[place + 1 :])
+    return re.sub(r"\W+", "_", name).strip("_") or "task"

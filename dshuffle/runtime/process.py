@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psutil
 
-from dshuffle.errors import CacheBudgetError, InvalidParameter
+from dshuffle.errors import CacheBudgetError
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.planning import ShuffleSpec, WorkerHistory, get_delivery
+from dshuffle.planning import ShuffleSpec, get_delivery
 from dshuffle.planning.planner import plan_nbytes, plans_own_parts
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import SessionSpec
-from dshuffle.units import human_bytes
-
-logger = logging.getLogger(__name__)
 
 
 def check_budget(
@@ -28,20 +24,13 @@ def check_budget(
     needed = member_nbytes(shuffle, layout, on_disk=on_disk, rank=rank)
     if limit is None or needed <= limit:
         return
-    workers = None if on_disk else workers_that_fit(shuffle, layout, limit)
-    if workers is not None:
-        way_out = f"Use {workers} workers, a memory_limit of {needed} bytes, or rows on a local disk (cache_directory)"
-    else:
-        way_out = "Raise memory_limit; more workers would not help"
-        if shuffle.choices.cache_fraction is not None:
-            way_out += f" with cache_fraction={shuffle.choices.cache_fraction}, but a lower cache_fraction may"
     capacity, incoming = shuffle.room(rank)
-    beside = {"packets to pass on": _relayed(shuffle), "bytes of plans for all samples": _plan_nbytes(shuffle)}
+    fewer_rows = "more workers" if shuffle.choices.cache_fraction is None else "a lower cache_fraction"
     raise CacheBudgetError(
         f"a cache partition needs {needed} bytes on each of {shuffle.n_workers} workers ({capacity} rows of "
-        f"{layout.nbytes} bytes, room for {incoming} incoming ones"
-        + "".join(f", {count} {what}" for what, count in beside.items() if count)
-        + f"); memory_limit allows {limit} bytes. {way_out}"
+        f"{layout.nbytes} bytes, room for {incoming} incoming ones, {_relayed(shuffle)} packets to pass on, "
+        f"{_plan_nbytes(shuffle)} bytes of plans for all samples); memory_limit allows {limit} bytes. Use a larger "
+        f"memory_limit, {fewer_rows}, or rows on a local disk (cache_directory)"
     )
 
 
@@ -68,9 +57,9 @@ def check_memory(
     reserved
         Session -> bytes reserved for it.
     """
-    layout, settings, given = spec.dataset.layout, spec.settings, spec.options.memory_limit
-    allowed, on_disk, room = given, spec.options.on_disk, None
-    if given is None and limit:
+    layout, settings, on_disk = spec.dataset.layout, spec.settings, spec.options.on_disk
+    allowed, room = spec.options.memory_limit, None
+    if allowed is None and limit:
         allowed = max(0, int(settings.memory_fraction * limit) - sum(reserved.values()))
     if limit and pause_fraction is not None:
         room = max(0, int(limit * pause_fraction) - process_nbytes - settings.messages_nbytes)
@@ -91,9 +80,7 @@ def check_memory(
         names = ", ".join(f"{session_id} ({nbytes} bytes)" for session_id, nbytes in reserved.items())
         words = f"{error}. Open sessions on this worker: {names}. Close sessions that are no longer used"
         raise CacheBudgetError(words) from None
-    if room is not None:
-        allowed = room if allowed is None else min(allowed, room)
-    return allowed, needed
+    return min((each for each in (allowed, room) if each is not None), default=None), needed
 
 
 def member_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool = False, rank: int | None = None) -> int:
@@ -120,32 +107,6 @@ def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool =
 def _relayed(shuffle: ShuffleSpec) -> int:
     choices = shuffle.choices
     return get_delivery(choices.delivery).packets_passed_on(choices.relay, shuffle.max_incoming)
-
-
-def workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> int | None:
-    """Smallest number of workers whose partitions fit, or nearly so; None if there is no such number.
-
-    More workers have smaller partitions, but plans of all samples have wider masks. So the number is doubled until it
-    fits, and only then bisected.
-    """
-
-    def fits(n_workers: int) -> bool:
-        try:
-            resized = shuffle.with_history(WorkerHistory(n_workers), shuffle.first_epoch)
-            return member_nbytes(resized, layout) <= limit
-        except InvalidParameter:  # too few workers: the cache fraction must be at least 1/n
-            return False
-
-    low = high = shuffle.n_workers
-    most = min(shuffle.most_workers, get_delivery(shuffle.choices.delivery).most_workers or shuffle.most_workers)
-    while not fits(high):
-        if high >= most:
-            return None
-        low, high = high, min(2 * high, most)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return low
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,39 +148,11 @@ def files_needed(connections: int) -> int:
     return OWN_FILES + connections + min(connections, MOST_OUTGOING)
 
 
-def raise_limit() -> int | None:
-    """Raise the soft limit of this process to the hard one, and return it; None if there is none.
+def raise_limit() -> None:
+    """Raise the soft limit of this process to the hard one.
 
     The soft limit is often 1,024, because programs that call ``select`` cannot use more. Dask does not call it.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(OSError, ValueError):  # macOS refuses more than its kernel allows
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
-def too_few_files(limits: dict[str, int | None], connections: int) -> str:
-    """What to do if some workers may not have enough open files; empty if all may."""
-    needed = files_needed(connections)
-    low = {address: limit for address, limit in limits.items() if limit is not None and limit < needed}
-    if not low:
-        return ""
-    address, least = min(low.items(), key=lambda item: (item[1], item[0]))
-    return (
-        f"{len(low)} of {len(limits)} workers may have fewer than the {needed} open files that this session needs, "
-        f"{address} only {least}. Raise the hard limit there (ulimit -Hn, or LimitNOFILE= of a systemd unit)"
-    )
-
-
-of_worker = logging.getLogger("distributed.worker.dshuffle")
-"""Dask shows what it logs on the dashboard and in ``Client.get_worker_logs``."""
-
-
-def note_reserved(session_id: str, nbytes: int) -> None:
-    """Note that a session reserves memory for a partition, or frees it if ``nbytes`` is negative."""
-    if nbytes > 0:
-        words = "reserves %s for its partition on this worker. Dask counts it as unmanaged memory."
-        of_worker.info(f"dshuffle session %s {words}", session_id, human_bytes(nbytes))
-    elif nbytes:
-        of_worker.info("dshuffle session %s has freed its partition (%s).", session_id, human_bytes(-nbytes))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import ClusterError, DatasetChanged, InvalidParameter
+from dshuffle.errors import DatasetChanged, InvalidParameter
 from dshuffle.planning import NEW, SERVER, Choices, GivenSharding, Remainder, ShuffleSpec, WorkerHistory
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.planning.exchange_epochs import Weights
@@ -197,81 +197,70 @@ class SessionOptions:
             raise InvalidParameter.because("elastic", f"the sharding {str(sharding)!r} was given", hint)
 
 
+def _is(value: object, kinds: Any) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _is_positive(amounts: Mapping[Any, Any]) -> bool:
+    return all(_is(amount, int | float) and 0 < amount < math.inf for amount in amounts.values())
+
+
+_OPTIONAL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], object], str]] = {
+    "cache_directory": (
+        # Absolute, because workers have other working directories than the client.
+        lambda path: path == LOCAL or (isinstance(path, str | os.PathLike) and os.path.isabs(os.fsdecode(path))),
+        os.fspath,
+        f"None, {LOCAL!r}, or the absolute path of a folder on a local disk of every worker",
+    ),
+    "server": (lambda name: _is(name, str | int), str, "None, or the name or address of a worker"),
+    "workers": (
+        lambda names: (
+            isinstance(names, list | tuple) and names and all(_is(name, str | int) and name != "" for name in names)
+        ),
+        lambda names: tuple(dict.fromkeys(map(str, names))),
+        "None, or a list of at least one address or name of a worker",
+    ),
+    "resources": (
+        lambda amounts: (
+            isinstance(amounts, Mapping)
+            and amounts
+            and all(_is(name, str) and name for name in amounts)
+            and _is_positive(amounts)
+        ),
+        lambda amounts: {name: float(amount) for name, amount in amounts.items()},
+        "None, or a mapping of at least one Dask resource to a positive amount, such as {'GPU': 1}",
+    ),
+    "cluster": (
+        lambda rates: isinstance(rates, ClusterRates),
+        lambda rates: rates,
+        "None or a ClusterRates, as dshuffle.measure_cluster returns it",
+    ),
+}
+"""What options may be that are None by default, how they are read, and in words what they may be."""
+
+
+def _optional(name: str, value: object) -> Any:
+    if value is None:
+        return None
+    is_allowed, read, allowed = _OPTIONAL[name]
+    if not is_allowed(value):
+        raise InvalidParameter.of(name, value, allowed)
+    return read(value)
+
+
 def _on_loss(name: str, value: object) -> object:
     if value not in ON_LOSS:
         raise InvalidParameter.of(name, value, f"one of {', '.join(map(repr, ON_LOSS))}")
     return value
 
 
-def _memory_limit(name: str, value: object) -> int | None:
-    return None if value is None else as_nbytes(name, value)
-
-
-def _cache_directory(name: str, value: object) -> str | None:
-    # Absolute, because workers have other working directories than the client.
-    if value is None or value == LOCAL:
-        return LOCAL if value == LOCAL else None
-    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(path, str) or not os.path.isabs(path):
-        allowed = f"None, {LOCAL!r}, or the absolute path of a folder on a local disk of every worker"
-        raise InvalidParameter.of(name, value, allowed)
-    return path
-
-
-def _server(name: str, value: object) -> str | None:
-    if isinstance(value, bool) or not (value is None or isinstance(value, str | int)):
-        raise InvalidParameter.of(name, value, "None, or the name or address of a worker")
-    return None if value is None else str(value)
-
-
-def _workers(name: str, value: object) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    names = value if isinstance(value, list | tuple) else ()
-    if not names or not all(map(_is_name, names)):
-        raise InvalidParameter.of(name, value, "None, or a list of at least one address or name of a worker")
-    return tuple(dict.fromkeys(map(str, names)))
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
-
-
-def _resources(name: str, value: object) -> dict[str, float] | None:
-    if value is None:
-        return None
-    amounts = value if isinstance(value, Mapping) else {}
-    if not amounts or not all(isinstance(key, str) and key and _is_amount(amount) for key, amount in amounts.items()):
-        allowed = "None, or a mapping of at least one Dask resource to a positive amount, such as {'GPU': 1}"
-        raise InvalidParameter.of(name, value, allowed)
-    return {key: float(amount) for key, amount in amounts.items()}
-
-
-def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _cluster(name: str, value: object) -> ClusterRates | None:
-    if not (value is None or isinstance(value, ClusterRates)):
-        raise InvalidParameter.of(name, value, "None or a ClusterRates, as dshuffle.measure_cluster returns it")
-    return value
-
-
-def _min_workers(name: str, value: object) -> int:
-    return as_integer(name, value, 1)
-
-
 _READ: dict[str, Callable[[str, object], Any]] = {
+    **dict.fromkeys(_OPTIONAL, _optional),
     "on_loss": _on_loss,
-    "memory_limit": _memory_limit,
-    "cache_directory": _cache_directory,
+    "memory_limit": lambda name, value: None if value is None else as_nbytes(name, value),
     "keep_cache": as_switch,
-    "server": _server,
-    "workers": _workers,
-    "resources": _resources,
-    "cluster": _cluster,
     "elastic": as_switch,
-    "min_workers": _min_workers,
+    "min_workers": lambda name, value: as_integer(name, value, 1),
 }
 """How each option is read from its name and value."""
 
@@ -309,19 +298,13 @@ class DatasetReference:
 
     def open(self) -> Dataset:
         """Open the dataset in this process."""
-        dataset = loads(self.pickled)
-        assert isinstance(dataset, Dataset)
-        if dataset.n_samples != self.n_samples or dataset.layout != self.layout:
-            raise ClusterError(
-                f"the dataset at {dataset.url} differs from the one on the client: {dataset!r}. Make sure that all "
-                "workers see the same storage",
-                transient=False,
-            )
-        if dataset.identity != self.identity:
+        dataset: Dataset = loads(self.pickled)
+        here, there = (f"{each.identity} and {each.n_samples} samples" for each in (dataset, self))
+        if here != there or dataset.layout != self.layout:
             raise DatasetChanged(
-                f"the dataset at {dataset.url} is not the one on the client: its identity is {dataset.identity} here, "
-                f"and {self.identity} there. Either it was rewritten after the client opened it, or this worker has a "
-                "different copy. Renew the copy if there is one, open the dataset again, and make a new Shuffler"
+                f"the dataset at {dataset.url} is not the one on the client: it has the identity {here} here, and "
+                f"{there} there. Either it was rewritten after the client opened it, or this worker has another copy. "
+                "Renew the copy if there is one, open the dataset again, and make a new Shuffler"
             )
         return dataset
 
@@ -461,13 +444,8 @@ class SessionSpec:
     @staticmethod
     def unpacked(packed: bytes) -> SessionSpec:
         """The session that :meth:`packed` wrote."""
-        spec = loads(zlib.decompress(packed))
-        assert isinstance(spec, SessionSpec)
+        spec: SessionSpec = loads(zlib.decompress(packed))
         return spec
-
-    def with_memory_limit(self, memory_limit: int) -> SessionSpec:
-        """The same session on a worker that has reserved so many bytes for it."""
-        return dataclasses.replace(self, memory_limit=memory_limit)
 
 
 @dataclass(frozen=True, slots=True)

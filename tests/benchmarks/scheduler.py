@@ -181,12 +181,11 @@ class Member:
 
     def _vote_message(self, run_id: int, rank: int) -> dict[str, Any]:
         digest = SampleDigest(ROWS, 2**60 + rank, 2**63 + rank, 2**64 - 1 - rank)
-        rows = dict.fromkeys(("packets", "needed", "expected", "arriving", "leaving", "rows"), ROWS)
+        rows = dict.fromkeys(("packets", "needed", "expected", "leaving", "rows"), ROWS)
         vote = to_fields(Vote(counts=Counts(digest=12345, drawn=digest, due=digest, **rows)))
         return {
             "run_id": run_id,
             "participant": rank,
-            "secret": self._cluster.coordinator.spec.secret,
             "vote": vote,
         }
 
@@ -223,9 +222,9 @@ async def session(count: int, epochs: int, *, memory: bool) -> dict[str, Phase]:
 
     async def signs() -> None:
         for rank in range(count):
-            secret, heard = cluster.coordinator.spec.secret, dict.fromkeys(range(min(count, MOST_HEARD)), 1.0)
-            sign = {"session_id": "session0", "participant": rank, "secret": secret, "heard": heard}
-            plugin.alive(**loads(cluster.outside(lambda sign=sign: dumps(sign))))
+            heard = dict.fromkeys(range(min(count, MOST_HEARD)), 1.0)
+            sign = {"participant": rank, "heard": heard}
+            plugin.coordinators["session0"].alive(**loads(cluster.outside(lambda sign=sign: dumps(sign))))
 
     async def loss() -> None:
         cluster.votes = True

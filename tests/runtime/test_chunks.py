@@ -60,10 +60,8 @@ def test_more_workers_than_chunks_are_refused(threads, tmp_path, sessions_left):
 def test_budgets_count_the_largest_share(threads, tmp_path):
     # Six chunks for five workers: 400 rows and room for 400 that come in, of 56 bytes and 28 for their places.
     dataset = create_dataset(tmp_path / "d.zarr", {"x": np.zeros((1200, 7))}, chunk_rows=200)
-    with pytest.raises(CacheBudgetError, match=r"needs 67200 bytes on each of 5 workers.* Use 6 workers"):
+    with pytest.raises(CacheBudgetError, match=r"needs 67200 bytes on each of 5 workers.*, more workers"):
         Shuffler(threads, dataset, assignment="chunks", memory_limit=67_199)
-    with pytest.raises(CacheBudgetError, match=r"needs 67200 bytes .*Raise memory_limit; more workers would not help"):
-        Shuffler(threads, dataset, assignment="chunks", memory_limit=33_599)
     with Shuffler(threads, dataset, assignment="chunks", memory_limit=67_200) as shuffler:
         assert len(list(shuffler.epochs(3))) == 3
 

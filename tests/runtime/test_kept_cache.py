@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import signal
 import threading
@@ -225,7 +226,7 @@ def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
 
     def lose(address, dask_scheduler):
         [coordinator] = dask_scheduler.extensions["dshuffle"].coordinators.values()
-        coordinator.candidates.refuse(address)
+        coordinator.candidates.refused[address] = math.inf
         coordinator.lose(address)
 
     monkeypatch.setattr(opening, "kept_here", later)

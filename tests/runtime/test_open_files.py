@@ -1,4 +1,4 @@
-"""Limits of open files: workers raise theirs, sessions say what they need, and idle connections are closed."""
+"""Limits of open files: workers raise theirs, idle connections are closed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from distributed import Client
 
 from dshuffle import Shuffler
 from dshuffle.exchange.comms import DaskNetwork
-from dshuffle.runtime.process import too_few_files
-from dshuffle.runtime.worker import session, worker_plugin
+from dshuffle.runtime.worker import session
 
 
 @pytest.mark.slow
@@ -28,23 +27,6 @@ def test_workers_raise_their_soft_limits(new_processes, small):
         with Shuffler(client, small):
             limits = client.run(lambda: resource.getrlimit(resource.RLIMIT_NOFILE))
         assert limits == {address: (most, most) for address, most in hard.items()}
-
-
-def test_opening_says_what_is_needed(cluster_of, small, monkeypatch, caplog):
-    monkeypatch.setattr(worker_plugin, "raise_limit", lambda: 67)
-    with cluster_of({"0": {}, "1": {}, "2": {}}) as cluster, Client(cluster) as client:
-        with Shuffler(client, small, delivery="storage"), Shuffler(client, small, assignment="local"):
-            assert "open files" not in caplog.text
-        with Shuffler(client, small):
-            assert "3 of 3 workers may have fewer than the 68 open files that this session needs" in caplog.text
-
-
-def test_whose_limits_are_too_low():
-    limits = {"a": 4096, "b": 1024, "c": None, "d": 1500}
-    words = too_few_files(limits, 999)
-    assert words.startswith("2 of 4 workers may have fewer than the 1575 open files that this session needs, b only 1")
-    assert "ulimit -Hn" in words
-    assert too_few_files(limits, 100) == ""
 
 
 @pytest.mark.parametrize(("most", "closed"), [(3, False), (2, True)])

@@ -14,9 +14,8 @@ from distributed import Client, LocalCluster, get_client, secede, wait
 
 from dshuffle import Shuffler
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
-from dshuffle.runtime.messages import UnfinishedTask
-from dshuffle.runtime.scheduler.tasks import OUTCOME_OF_STATE, record_outcome, unfinished_tasks
-from dshuffle.runtime.task_keys import place_of_key, task_key
+from dshuffle.runtime.messages import UnfinishedTask, place_of_key, task_key
+from dshuffle.runtime.scheduler.scheduler_plugin import OUTCOME_OF_STATE, record_outcome, unfinished_tasks
 
 from .conftest import OPTIONS
 from .test_worker_loss import no_restart
@@ -224,30 +223,10 @@ def test_an_error_in_the_block_is_not_replaced_by_one_in_closing(threads, small,
     assert "after KeyboardInterrupt, closing failed: the scheduler does not answer" in caplog.text
 
 
-def test_a_call_is_accepted_before_its_tasks_end_and_waited_for(threads, small, check_ids):
-    def slowly(partition):
-        time.sleep(0.3)
-        raise ZeroDivisionError
-
-    with Shuffler(threads, small) as shuffler:
-        for epoch in shuffler.epochs(2):
-            futures = epoch.map(slowly)
-            epoch.accept(futures)
-        assert [future.status for future in futures] == ["error"] * 5
-
-
 def test_an_error_of_the_last_epoch_is_raised_at_the_end_of_the_block(threads, small, sessions_left):
     with pytest.raises(ZeroDivisionError, match="thirteen by nought"), Shuffler(threads, small) as shuffler:
         next(shuffler.epochs(1)).map(fail_on_rank(4))
     assert sessions_left(threads) == (0, 0)
-
-
-def test_an_error_is_not_raised_again_at_the_end_of_the_block(threads, small):
-    with Shuffler(threads, small) as shuffler:
-        epochs = shuffler.epochs(1)
-        next(epochs).map(fail_on_rank(4))
-        with pytest.raises(ZeroDivisionError):
-            next(epochs)
 
 
 def test_a_lost_worker_does_not_hide_the_errors_of_others(threads, small):
@@ -306,20 +285,6 @@ def test_a_connection_that_is_cut_cancels_tasks(cluster_of, small, eventually):
 
 
 @pytest.mark.slow
-def test_a_restart_of_the_last_epoch_is_an_error(small, tmp_path):
-    checkpoint = tmp_path / "run.json"
-    with LocalCluster(n_workers=2, **OPTIONS) as cluster, Client(cluster) as client:
-        shuffler = Shuffler(client, small, checkpoint=checkpoint)
-        epochs = shuffler.epochs(1)
-        next(epochs).map(lambda partition: time.sleep(1))
-        client.restart()
-        with pytest.raises(ClusterError, match=r"is not open on this scheduler|partitions are lost"):
-            next(epochs)
-        assert epoch_of(checkpoint) == 0
-        shuffler.close()
-
-
-@pytest.mark.slow
 def test_a_worker_that_is_lost_after_its_task_has_finished_has_trained(small, tmp_path):
     checkpoint = tmp_path / "run.json"
     with LocalCluster(n_workers=3, **OPTIONS) as cluster, Client(cluster) as client:
@@ -334,18 +299,3 @@ def test_a_worker_that_is_lost_after_its_task_has_finished_has_trained(small, tm
                 client.gather(late)
             epoch.accept(late)
         assert epoch_of(checkpoint) == 1
-
-
-def test_tasks_after_an_error_are_waited_for_and_their_errors_are_raised(threads, small):
-    def train(shuffler):
-        with shuffler:
-            epochs = shuffler.epochs(1)
-            epoch = next(epochs)
-            failed = epoch.map(fail_on_rank(1))
-            with pytest.raises(ZeroDivisionError):
-                next(epochs)
-            epoch.accept(failed)
-            epoch.map(lambda partition: (time.sleep(0.3), fail_on_rank(2)(partition)))
-
-    with pytest.raises(ZeroDivisionError, match="thirteen by nought"):
-        train(Shuffler(threads, small))

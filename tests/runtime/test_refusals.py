@@ -62,9 +62,9 @@ def test_a_window_without_room_for_a_message(threads, small):
 
 def test_a_budget_that_is_too_small(threads, small, sessions_left):
     # 200 rows and room for 200, of 64 bytes and 28 for their places: 36,800 bytes on each of 5 workers.
-    with pytest.raises(CacheBudgetError, match=r"needs 36800 bytes on each of 5 workers.*Use 10 workers"):
+    with pytest.raises(CacheBudgetError, match=r"needs 36800 bytes on each of 5 workers.*, more workers, or rows"):
         Shuffler(threads, small, memory_limit=18_400)
-    with pytest.raises(CacheBudgetError, match="more workers would not help with cache_fraction=1"):
+    with pytest.raises(CacheBudgetError, match="Use a larger memory_limit, a lower cache_fraction"):
         Shuffler(threads, small, memory_limit=36_800, cache_fraction=1.0)
     assert sessions_left(threads) == (0, 0)
     with Shuffler(threads, small, memory_limit=36_800) as shuffler:
@@ -92,7 +92,7 @@ def test_fewer_samples_than_workers(threads, tmp_path, sessions_left):
 
 
 def test_no_workers(client_of, small):
-    with client_of({}) as client, pytest.raises(ClusterError, match="does not have any workers; start some"):
+    with client_of({}) as client, pytest.raises(ClusterError, match="does not have any workers that the session may have"):
         Shuffler(client, small)
 
 
@@ -242,11 +242,11 @@ def _forget_rows(dask_worker):
             session.server_rows._loaded[:] = False
 
 
-@pytest.mark.parametrize("protocol", [26, None])
+@pytest.mark.parametrize("protocol", [26])
 def test_a_client_of_another_release_is_refused_before_a_session_opens(
     threads, small, sessions_left, monkeypatch, protocol
 ):
     monkeypatch.setattr("dshuffle.runtime.client.session_client.PROTOCOL", protocol)
-    with pytest.raises(ClusterError, match=r"the client uses protocol (26|below 27) .* Install the same version"):
+    with pytest.raises(ClusterError, match=r"the client uses protocol 26 .* Install the same version"):
         Shuffler(threads, small)
     assert sessions_left(threads) == (0, 0)

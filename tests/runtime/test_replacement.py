@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -61,6 +62,7 @@ WAYS = [
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
 def test_the_samples_are_those_of_a_session_without_faults(cluster, small, checked, within, way, when):
     cluster.wait_for_workers(3)
+    rank = 0 if when == "training" else 2  # rank 0 also serves, if there is a server
     with Shuffler(cluster, small, seed=3, **way) as shuffler:
         expected = [cluster.gather(epoch.map(checked)) for epoch in shuffler.epochs(5)]
     with Shuffler(cluster, small, seed=3, **way) as shuffler:
@@ -69,33 +71,22 @@ def test_the_samples_are_those_of_a_session_without_faults(cluster, small, check
             if epoch.number == 1 and when == "training":
                 futures = epoch.map(checked, 1.0)
                 time.sleep(0.4)
-                kill(cluster, shuffler, 2)
+                kill(cluster, shuffler, rank)
             elif epoch.number == 1:
                 futures = epoch.map(checked)
                 cluster.gather(futures)
-                kill(cluster, shuffler, 2)
+                kill(cluster, shuffler, rank)
             else:
                 futures = epoch.map(checked)
             seen.append(within(40, lambda futures=futures: cluster.gather(futures)))
-        assert shuffler.addresses[2] != before[2]
-        assert shuffler.addresses[:2] == before[:2]
+        moved = [one for one in range(3) if shuffler.addresses[one] != before[one]]
+        assert moved == [rank]
+    assert {record.server for record in shuffler.records} <= {"", "beside rank 0"}
+    if "delivery" in way:
+        assert {record.delivery for record in shuffler.records[1:]} == {way["delivery"]}
     for now, then in zip(seen, expected, strict=True):
         for one, other in zip(now, then, strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("way", [{"delivery": "server"}, {"delivery": "clique", "cache_fraction": 0.6}], ids=str)
-def test_a_worker_that_trains_and_serves_is_replaced_in_both(cluster, small, checked, within, way):
-    cluster.wait_for_workers(3)
-    with Shuffler(cluster, small, **way) as shuffler:
-        for epoch in shuffler.epochs(4):
-            futures = epoch.map(checked, 0.5)
-            if epoch.number == 1:
-                kill(cluster, shuffler, 0)
-            samples = within(40, lambda futures=futures: cluster.gather(futures))
-            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
-    assert [record.delivery for record in shuffler.records[1:]] == [way["delivery"]] * 3
-    assert all(record.server == "beside rank 0" for record in shuffler.records)
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -181,7 +172,7 @@ def test_a_task_waits_until_another_worker_holds_the_partition(monkeypatch, smal
 
     def lose(address, dask_scheduler):
         [coordinator] = dask_scheduler.extensions["dshuffle"].coordinators.values()
-        coordinator.candidates.refuse(address)  # it does not answer at first
+        coordinator.candidates.refused[address] = math.inf  # it does not answer at first
         coordinator.lose(address)
 
     monkeypatch.setattr(WorkerSession, "restore", slowly)

@@ -239,15 +239,6 @@ def test_processes_of_a_loader_are_refused_in_words(shuffler):
         run_once(shuffler, other)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("wrap", [lambda partition: partition, lambda partition: [partition]])
-def test_a_partition_cannot_be_returned_from_a_process(processes, small, wrap):
-    with Shuffler(processes, small) as shuffler:
-        with pytest.raises(TypeError, match="cannot be sent to another process"):
-            run_once(shuffler, wrap)
-        assert sum(run_once(shuffler, len)) == 1000
-
-
 def test_several_calls_in_an_epoch(shuffler, threads):
     for epoch in shuffler.epochs(2):
         first, second = epoch.map(lambda partition: partition.sample_ids.copy()), epoch.map(len)
@@ -266,24 +257,6 @@ def test_futures_need_not_be_gathered_before_moving_on(shuffler, threads):
         results = threads.gather(futures)
         assert [epoch for epoch, _ in results] == [number] * 5
         assert np.array_equal(np.sort(np.concatenate([ids for _, ids in results])), np.arange(1000))
-
-
-def test_after_the_iteration_the_last_epoch_can_still_be_looked_at(shuffler, threads):
-    [epoch] = shuffler.epochs(1)
-    assert threads.gather(epoch.map(len)) == [200] * 5
-    assert run_once(shuffler, lambda partition: partition.epoch) == [1] * 5
-
-
-@pytest.mark.slow
-def test_worker_processes_of_the_tests_start_warm(processes):
-    """Else the suite takes twice as long, and nothing says why: an import that fails there is silent."""
-
-    def is_warm():
-        import sys
-
-        return "warm_worker" in sys.modules
-
-    assert all(processes.run(is_warm).values())
 
 
 def test_tasks_have_the_name_of_the_function_in_the_dashboard(threads, small):

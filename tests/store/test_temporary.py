@@ -6,7 +6,6 @@ import pickle
 
 import dask
 import numpy as np
-from distributed import Client
 
 import dshuffle
 from dshuffle.store import read_array
@@ -37,12 +36,6 @@ def test_who_reads_a_dataset_without_a_path_keeps_it(tmp_path):
     arrays = {"x": np.arange(900).reshape(300, 3)}
     with dask.config.set({"temporary-directory": str(tmp_path)}):
         assert read_array(dshuffle.create_dataset(None, arrays), "x")[4:5].tolist() == [[12, 13, 14]]
-        with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
-            for taken in (
-                dshuffle.take(client, dshuffle.create_dataset(None, arrays), [2, 1]),
-                dshuffle.permute(client, dshuffle.create_dataset(None, arrays).select([1, 2])),
-            ):
-                assert sorted(taken["x"].compute()[:, 0]) == [3, 6]
 
 
 def test_a_forked_process_does_not_remove_the_dataset():

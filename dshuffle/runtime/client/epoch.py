@@ -19,9 +19,8 @@ from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLo
 from dshuffle.planning import name_of
 from dshuffle.runtime.client.session_client import PATIENCE, OpenSession, SessionClient
 from dshuffle.runtime.collective import CollectiveId, run_together
-from dshuffle.runtime.messages import UnfinishedTask
+from dshuffle.runtime.messages import UnfinishedTask, rank_of_key, task_key, task_name
 from dshuffle.runtime.session_spec import PerRank
-from dshuffle.runtime.task_keys import rank_of_key, task_key, task_name
 from dshuffle.runtime.worker.worker_plugin import run_on_partition
 
 logger = logging.getLogger(__name__)

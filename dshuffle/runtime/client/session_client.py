@@ -37,7 +37,7 @@ from dshuffle.runtime.messages import (
     retrieve,
     within,
 )
-from dshuffle.runtime.scheduler.members import SETUP_TIMEOUT
+from dshuffle.runtime.scheduler.members import SETUP_TIMEOUT, server_role
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.session_spec import PROTOCOL, DatasetReference, EarlierWorkers, SessionOptions, SessionRequest
 from dshuffle.runtime.settings import Settings
@@ -320,9 +320,7 @@ class OpenSession(SessionClient):
                 self.request = dataclasses.replace(request, reads_kept=error.transient, session_id=self.session_id)
         if opened.left_out:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened.left_out))
-        if opened.too_few_files:
-            logger.warning("dshuffle: %s", opened.too_few_files)
-        self.addresses, self.history, self._server_role = opened.addresses, opened.history, opened.server
+        self.addresses, self.history = opened.addresses, opened.history
         self.n_workers = self.history.n_workers
 
     def _open(self) -> OpenedSession:
@@ -335,7 +333,7 @@ class OpenSession(SessionClient):
     @property
     def server(self) -> str:
         """Role of the server, which may have been lost."""
-        return self._server_role if SERVER in self.addresses else ""
+        return server_role(self.addresses)
 
     @property
     def ranks(self) -> tuple[str, ...]:

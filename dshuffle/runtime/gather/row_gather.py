@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import math
 import operator
-import sys
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from collections.abc import Sequence
+from typing import Any
 
 import dask.array
 import numpy as np
@@ -21,126 +19,64 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.rows import RowLayout
+from dshuffle.planning import row_permutation
 from dshuffle.runtime.client.cluster_view import check_client, cluster_info
-from dshuffle.runtime.gather import (
-    ARRAY,
-    OutputRows,
-    Ranges,
-    column_of,
-    destinations,
-    merge_pieces,
-    requested,
-    split_rows,
-)
-
-if TYPE_CHECKING:
-    from dshuffle.store import Dataset
-
+from dshuffle.runtime.gather import Ranges, merge_pieces, requested, split_rows
 
 GROUP_BYTES = 64 * 2**20
 """Bytes of output that one task merges, or one chunk if that is larger."""
-CHUNK_BYTES = 128 * 2**20
-"""Maximum bytes in a chunk of a permuted dataset; the same as Dask's default."""
 
 
-class Part(NamedTuple):
-    """Rows of the input that one task splits, on the worker that holds or reads them.
-
-    ``ranges`` are the first and last (exclusive) row of each chunk of the part. ``source`` are the chunks as futures,
-    or the dataset to read them from.
-    """
-
-    worker: str
-    ranges: Ranges
-    source: list[Future[Any]] | Dataset
-
-
-def is_dataset(data: object) -> TypeGuard[Dataset]:
-    """Whether data is a dataset. Its module loads Zarr, which a call with a Dask array does without."""
-    module = sys.modules.get("dshuffle.store.dataset")  # loaded if there is any dataset
-    return module is not None and isinstance(data, module.Dataset)
-
-
-def workers_of(client: Client) -> list[str]:
-    """Addresses of the workers of a synchronous client."""
-    check_client(client)
-    workers = sorted(cluster_info(client)["workers"])
-    if not workers:
-        raise ClusterError(
-            "the Dask cluster does not have any workers; start some and wait for them with client.wait_for_workers"
-        )
-    return workers
-
-
-def checked_array(array: Any) -> dask.array.Array:
+def check_array(client: Client, array: Any) -> None:
     """Check that an array has rows that can be moved."""
+    check_client(client)
     if not isinstance(array, dask.array.Array):
-        hint = "Use dask.array.from_array for an array in memory, and dshuffle.open_dataset for a URL."
-        reason = f"it is of type {type(array).__name__}, not a dask.array.Array or a dshuffle.Dataset"
+        hint = "Use dask.array.from_array for an array in memory, and dask.array.from_zarr for an array of a dataset."
+        reason = f"it is of type {type(array).__name__}, not a dask.array.Array"
         raise InvalidParameter.because("data", reason, hint)
     if array.ndim == 0:
         raise InvalidParameter.of("data.shape", array.shape, "a shape with at least one axis")
     if any(math.isnan(size) for size in itertools.chain.from_iterable(array.chunks)):
         raise InvalidParameter.of("data.chunks", array.chunks, "known sizes", "Call data.compute_chunk_sizes() first.")
     if type(array._meta) is not np.ndarray:
-        kind = type(array._meta).__name__
-        reason = f"its chunks are of type {kind}, not NumPy arrays"
+        reason = f"its chunks are of type {type(array._meta).__name__}, not NumPy arrays"
         raise InvalidParameter.because("data", reason, "Convert them to NumPy arrays first.")
     if array.dtype.hasobject:
         hint = "Cast the array, or encode its items as numbers."
         raise InvalidParameter.of("data.dtype", str(array.dtype), "a dtype of fixed size", hint)
-    return array
 
 
-def even_chunks(n_rows: int, row_nbytes: int, n_workers: int) -> tuple[int, ...]:
-    """Chunks of at most :data:`CHUNK_BYTES`, and at least one for each worker."""
-    n_chunks = min(n_rows, max(n_workers, -(-n_rows * row_nbytes // CHUNK_BYTES)))
-    return tuple(np.diff([n_rows * k // n_chunks for k in range(n_chunks + 1)]).tolist())
+def gather(client: Client, array: dask.array.Array, chunk_rows: Sequence[int], order: Any) -> dask.array.Array:
+    """Start the tasks, each on the worker that holds its input or output.
 
-
-def _parts_of(client: Client, data: Any, workers: list[str]) -> tuple[RowLayout, list[Part]]:
-    """The input on the workers. A lazy array is computed, and its chunks are merged along other axes."""
-    if is_dataset(data):
-        unit_rows = importlib.import_module("dshuffle.runtime.dataset_inputs").unit_rows
-        rows = unit_rows(data)  # whole chunks, so that no chunk of the widest array is read twice
-        n_chunks = -(-data.n_samples // rows)
-        bounds = [min(data.n_samples, n_chunks * k // len(workers) * rows) for k in range(len(workers) + 1)]
-        places = zip(workers, itertools.pairwise(bounds), strict=True)
-        return data.layout, [Part(worker, [part], data) for worker, part in places if part[0] < part[1]]
-    array = client.persist(data.rechunk({axis: -1 for axis in range(1, data.ndim)}))
+    A lazy array is computed, and its chunks are merged along other axes. Row k of the result is row ``order[k]`` of it.
+    The order is a future, or a task.
+    """
+    workers = sorted(cluster_info(client)["workers"])
+    if not workers:
+        raise ClusterError(
+            "the Dask cluster does not have any workers; start some and wait for them with client.wait_for_workers"
+        )
+    array = client.persist(array.rechunk({axis: -1 for axis in range(1, array.ndim)}))
     futures = {future.key: future for future in futures_of(array)}
     wait(list(futures.values()))
     for future in futures.values():
         if future.status == "error":
             future.result()
     holders = client.who_has(list(futures.values()))
+    # The chunks that each worker holds are a part of the input, which one task splits.
     chunks: dict[str, list[Future[Any]]] = defaultdict(list)
     ranges: dict[str, Ranges] = defaultdict(list)
+    shape, other_axes = array.shape[1:], (0,) * (array.ndim - 1)
     for number, part in enumerate(itertools.pairwise(itertools.accumulate(array.chunks[0], initial=0))):
-        key = (array.name, number, *(0 for _ in array.shape[1:]))
-        worker = holders[key][0]
-        chunks[worker].append(futures[key])
-        ranges[worker].append(part)
-    layout = RowLayout.of({ARRAY: (array.dtype, array.shape[1:])})
-    return layout, [Part(worker, ranges[worker], chunks[worker]) for worker in sorted(chunks)]
-
-
-def gather(
-    client: Client,
-    data: dask.array.Array | Dataset,
-    chunk_rows: Sequence[int],
-    name: str,
-    draw: Callable[..., list[OutputRows]],
-    *arguments: Any,
-) -> dict[str, dask.array.Array]:
-    """Start the tasks, each on the worker that holds its input or output."""
-    workers = workers_of(client)
-    layout, parts = _parts_of(client, data, workers)
-    token = f"dshuffle-{name}-{uuid.uuid4().hex}"
-    index, n_rows, starts = f"{token}-index", sum(chunk_rows), np.concatenate([[0], np.cumsum(chunk_rows)])
-    per_worker = -(-n_rows * layout.nbytes // (len(workers) * GROUP_BYTES))
-    n_groups = min(len(chunk_rows), len(workers) * max(1, per_worker))
+        key = (array.name, number, *other_axes)
+        chunks[holders[key][0]].append(futures[key])
+        ranges[holders[key][0]].append(part)
+    parts = sorted(chunks)
+    token = f"dshuffle-rows-{uuid.uuid4().hex}"
+    starts = np.concatenate([[0], np.cumsum(chunk_rows)])
+    nbytes = sum(chunk_rows) * array.dtype.itemsize * math.prod(shape)
+    n_groups = min(len(chunk_rows), len(workers) * max(1, -(-nbytes // (len(workers) * GROUP_BYTES))))
     cuts = [len(chunk_rows) * group // n_groups for group in range(n_groups + 1)]
 
     layers: dict[str, MaterializedLayer] = {}
@@ -152,47 +88,35 @@ def gather(
         pinned = {"workers": [worker], "allow_other_workers": True} if worker else None
         layers[layer] = MaterializedLayer(tasks, annotations=pinned)
 
-    add(index, {index: (functools.partial(draw, [part.ranges for part in parts]), *arguments)})
-    for number, part in enumerate(parts):
-        split = functools.partial(split_rows, ranges=part.ranges, layout=layout, starts=starts, cuts=cuts)
+    index, columns = f"{token}-index", f"{token}-chunks"
+    add(index, {index: (functools.partial(requested, [ranges[worker] for worker in parts]), order)})
+    split = functools.partial(split_rows, dtype=array.dtype, starts=starts, cuts=cuts)
+    for number, worker in enumerate(parts):
         to, whole = f"{token}-to-{number}", f"{token}-split-{number}"
         add(to, {to: (operator.getitem, index, number)})  # the whole index would go to the part's worker
         pieces = {f"{token}-piece-{number}-{group}": (operator.getitem, whole, group) for group in range(n_groups)}
-        add(whole, {whole: (split, to, part.source), **pieces}, part.worker)
-    results: dict[str, dict[Any, Any]] = {name: {} for name in layout.names}
+        add(whole, {whole: (split, to, chunks[worker]), **pieces}, worker)
+    results: dict[Any, Any] = {}
     for group, (first, last) in enumerate(itertools.pairwise(cuts)):
-        merge = functools.partial(merge_pieces, layout, chunk_rows[first:last])
+        merge = functools.partial(merge_pieces, array.dtype, shape, chunk_rows[first:last])
         whole = f"{token}-merge-{group}"
         names = [f"{token}-piece-{number}-{group}" for number in range(len(parts))]
         add(whole, {whole: (merge, names)}, workers[group * len(workers) // n_groups])
-        for (name, _, shape), chunk in itertools.product(layout.fields, range(first, last)):
-            column = functools.partial(column_of, layout, name, chunk - first)
-            results[name][(f"{token}-column-{name}", chunk, *(0 for _ in shape))] = (column, whole)
-    for name, tasks in results.items():
-        add(f"{token}-column-{name}", tasks)
-    graph = HighLevelGraph(layers, needs)
-    arrays = [
-        dask.array.Array(
-            graph,
-            f"{token}-column-{name}",
-            chunks=(tuple(chunk_rows), *((size,) for size in shape)),
-            dtype=layout.dtype[name].base if (encoding := layout.encoding(name)) is None else np.dtype(encoding.dtype),
-        )
-        for name, _, shape in layout.fields
-    ]
-    # Graph optimization would fuse tasks of different workers.
-    made = client.persist(arrays, optimize_graph=False)
-    if is_dataset(data) and data.is_temporary:
-        for future in futures_of(made):  # the dataset must last until it has been read
-            future.add_done_callback(lambda _, kept=data: None)
-    return dict(zip(layout.names, made, strict=True))
+        for chunk in range(first, last):
+            results[(columns, chunk, *other_axes)] = (operator.getitem, whole, chunk - first)
+    add(columns, results)
+    sizes = (tuple(chunk_rows), *((size,) for size in shape))
+    made = dask.array.Array(HighLevelGraph(layers, needs), columns, chunks=sizes, dtype=array.dtype)
+    # An optimization would fuse tasks of different workers.
+    result: dask.array.Array = client.persist(made, optimize_graph=False)
+    return result
 
 
-def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> Any:
-    """Permute all rows of a Dask array or dataset. All orders are equally likely.
+def permute(client: Client, data: dask.array.Array, seed: int = 0) -> Any:
+    """Permute all rows of a Dask array. All orders are equally likely.
 
     Row k of the result is row ``dshuffle.row_permutation(n_rows, seed)[k]`` of the input. The permutation depends only
-    on the seed and the number of rows, not on the chunks or the workers.
+    on the seed and the number of rows, not on the chunks or the workers. So arrays of one dataset get the same order.
 
     Parameters
     ----------
@@ -200,16 +124,15 @@ def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> 
         A synchronous Dask client.
     data
         A Dask array of NumPy chunks, lazy or persisted: its first axis is permuted, and its chunks are merged along all
-        other axes. Or a :class:`Dataset`: all of its arrays are permuted in the same way, and decoded.
+        other axes.
     seed
         Any integer.
 
     Returns
     -------
-    dask.array.Array or dict
+    dask.array.Array
         Array of the same shape and dtype, with the same chunks along the first axis. Its chunks are computed on the
-        workers and stay there, as with ``client.persist``. For a dataset, a dict of name -> array, in chunks of at most
-        128 MiB of samples and at least one chunk per worker.
+        workers and stay there, as with ``client.persist``.
 
     Raises
     ------
@@ -238,56 +161,46 @@ def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> 
     >>> dshuffle.row_permutation(10, seed=1)
     array([4, 3, 0, 2, 5, 9, 8, 6, 7, 1])
     """
-    draw = functools.partial(destinations, as_integer("seed", seed))
-    if is_dataset(data):
-        chunk_rows = even_chunks(data.n_samples, data.row_nbytes, len(workers_of(client)))
-        return gather(client, data, chunk_rows, "permute", draw)
-    array = checked_array(data)
-    workers_of(client)
-    if array.size == 0:
-        return client.persist(array)
-    return gather(client, array, array.chunks[0], "permute", draw)[ARRAY]
+    check_array(client, data)
+    seed = as_integer("seed", seed)
+    if data.size == 0:
+        return client.persist(data)
+    return gather(client, data, data.chunks[0], (row_permutation, len(data), seed))
 
 
 MOST_ROWS = 2**32
 """Rows of the input and of the output are numbered with 32 bits."""
 
 
-def take(client: Client, data: dask.array.Array | Dataset, indices: ArrayLike, axis: int = 0) -> Any:
-    """Take rows of a Dask array or dataset by their indices, as :func:`numpy.take` does.
+def take(client: Client, data: dask.array.Array, indices: ArrayLike) -> Any:
+    """Take rows of a Dask array by their indices, as :func:`numpy.take` does along the first axis.
 
     Parameters
     ----------
     client
         A synchronous Dask client.
     data
-        A Dask array of NumPy chunks, lazy or persisted; its chunks are merged along all other axes. Or a
-        :class:`Dataset`: the same samples of all of its arrays are taken, and decoded.
+        A Dask array of NumPy chunks, lazy or persisted; its chunks are merged along all other axes.
     indices
         ``(m,)`` integers, in any order. They may repeat. Negative ones count from the end.
-    axis
-        Axis of a Dask array. A dataset has only axis 0.
 
     Returns
     -------
-    dask.array.Array or dict
-        Array with ``m`` rows along the axis, in chunks as large as the largest one of the input. Its chunks are
-        computed on the workers and stay there, as with ``client.persist``. For a dataset, a dict of name -> array, in
-        chunks of at most 128 MiB of samples and at least one chunk per worker.
+    dask.array.Array
+        Array with ``m`` rows, in chunks as large as the largest one of the input. Its chunks are
+        computed on the workers and stay there, as with ``client.persist``.
 
     Raises
     ------
     InvalidParameter
-        If the array cannot be permuted either (see :func:`permute`), it does not have the axis, or an index is not an
-        integer or is out of range.
+        If the array cannot be permuted either (see :func:`permute`), or an index is not an integer or is out of range.
     ClusterError
         If the cluster does not have any workers.
 
     Notes
     -----
     A row travels once for each time that it is wanted. All workers together need about the size of the input, and twice
-    that of the result. One worker needs another 16 bytes for each row of both for a short time. Only the chunks of a
-    dataset that hold wanted samples are read.
+    that of the result. One worker needs another 16 bytes for each row of both for a short time.
 
     Examples
     --------
@@ -298,30 +211,14 @@ def take(client: Client, data: dask.array.Array | Dataset, indices: ArrayLike, a
     ...     taken.compute().tolist()
     [49, 4, 49, 81]
     """
-    workers = workers_of(client)
-    if is_dataset(data):
-        if axis != 0:
-            raise InvalidParameter.of("axis", axis, "0 for a dataset")
-        chosen = _checked_indices(client, indices, data.n_samples)
-        if not len(chosen):
-            raise InvalidParameter.of("indices", indices, "at least one index of a dataset")
-        chunk_rows = even_chunks(len(chosen), data.row_nbytes, len(workers))
-        [scattered] = client.scatter([chosen], hash=False)
-        return gather(client, data, chunk_rows, "take", requested, scattered)
-    array = checked_array(data)
-    axis = as_integer("axis", axis)
-    if not -array.ndim <= axis < array.ndim:
-        raise InvalidParameter.of("axis", axis, f"an axis of an array with {array.ndim} axes")
-    array = dask.array.moveaxis(array, axis, 0)
-    chosen = _checked_indices(client, indices, len(array))
-    if len(chosen) * array.size == 0:
-        result = dask.array.zeros((len(chosen), *array.shape[1:]), dtype=array.dtype, chunks=-1)
-        return client.persist(dask.array.moveaxis(result, 0, axis))
-    rows = max(array.chunks[0])
+    check_array(client, data)
+    chosen = _checked_indices(client, indices, len(data))
+    if len(chosen) * data.size == 0:
+        return client.persist(dask.array.zeros((len(chosen), *data.shape[1:]), dtype=data.dtype, chunks=-1))
+    rows = max(data.chunks[0])
     chunk_rows = tuple(min(rows, len(chosen) - first) for first in range(0, len(chosen), rows))
     [scattered] = client.scatter([chosen], hash=False)
-    result = gather(client, array, chunk_rows, "take", requested, scattered)[ARRAY]
-    return result if axis == 0 else client.persist(dask.array.moveaxis(result, 0, axis))
+    return gather(client, data, chunk_rows, scattered)
 
 
 def _checked_indices(client: Client, indices: ArrayLike, n_rows: int) -> NDArray[np.int64]:

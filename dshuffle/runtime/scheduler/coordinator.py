@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from distributed import Scheduler
 from distributed.metrics import time
 from distributed.protocol.serialize import ToPickle, to_serialize
 
-from dshuffle.errors import ClusterError, DatasetChanged, DShuffleError, WorkerLost
+from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import (
@@ -24,23 +23,23 @@ from dshuffle.runtime.messages import (
     MemberChanges,
     MemberState,
     OpenOrder,
+    TaskPlace,
     Together,
     TrainedSamples,
     TrainingTime,
     Vote,
     from_fields,
     message_in,
+    place_of_key,
     retrieve,
     to_fields,
     within,
 )
 from dshuffle.runtime.scheduler import machine as instructions
-from dshuffle.runtime.scheduler.machine import ATTEMPTS, STATUS, Instruction, Phase, PhaseOrder, Run, SessionMachine
+from dshuffle.runtime.scheduler.machine import ATTEMPTS, STATUS, Instruction, PhaseOrder, Run, SessionMachine
 from dshuffle.runtime.scheduler.members import Candidates, member_changes, process_runs, server_role
 from dshuffle.runtime.scheduler.snapshot import ExchangeLog, SessionSnapshot, snapshot_of
 from dshuffle.runtime.session_spec import PartitionSources, SessionRequest, SessionSpec
-from dshuffle.runtime.task_keys import TaskPlace, place_of_key
-from dshuffle.units import human_bytes, human_rate
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +50,6 @@ TICK = 0.5
 
 SETTLING = 0.1
 """Seconds before a search. Workers of one host are lost within a moment, and their rows are then read once for all."""
-
-
-class ParticipantUnreachable(WorkerLost):
-    """A participant does not answer. It may be lost without anybody having noticed, or busy."""
 
 
 class EpochDeliveries:
@@ -87,11 +82,14 @@ class EpochDeliveries:
 
     def observe(self, run: Run) -> None:
         """Note how long a run took. Repeated runs do not count, because they may have less to receive."""
-        chosen = self._chosen.get(run.epoch)
-        counts = run.attempt == 1 and run.epoch != self._first_epoch and self._exchanges.has_exchange(run.epoch)
-        if counts and chosen is not None and chosen == self.of(run.epoch):
-            self._auto.observe(chosen, run.ready_after)
+        name, is_first = self.of(run.epoch), run.epoch == self._first_epoch
+        counts = run.attempt == 1 and not is_first and self._exchanges.has_exchange(run.epoch)
+        if counts and name == self._chosen[run.epoch]:
+            self._auto.observe(name, run.ready_after)
 
+
+UNFIT_FOR = 5.0
+"""Seconds for which a worker that could not take a lost rank is not asked again."""
 
 VACANT_FOR = 10.0
 """Seconds for which the rank of a worker that retires stays vacant. Later its rows may be gone with the worker."""
@@ -124,7 +122,7 @@ class Coordinator:
         self.tasks: set[asyncio.Task[Any]] = set()  # coroutines that end with the session
         self._loop = asyncio.get_running_loop()
         self.addresses = dict(spec.addresses)  # replaced when somebody moves, so that many epochs can keep it
-        self.handed_over: dict[int, tuple[str, str]] = {}  # partitions of workers that retire, until they are taken
+        self.handed_over: dict[int, str] = {}  # workers that retire, until their partitions are taken
         self.vacant_until = 0.0  # their ranks need no other worker, because another session follows
         self._moved: set[int] = set()  # participants that were at another address
         self._packed: bytes | None = None  # the session as all open it together, while nobody moves
@@ -148,7 +146,6 @@ class Coordinator:
         self._move_tasks = move_tasks
         self._call: asyncio.Future[None] | None = None  # that of the client, which waits
         self._ticking = False
-        self._status_queries: set[str] = set()  # addresses of workers whose answer about their state is due
         self._search: asyncio.Task[Any] | None = None
         self._closed_by_client = False
         self._freed: asyncio.Task[None] | None = None
@@ -197,53 +194,43 @@ class Coordinator:
             await self._wait(self.machine.advance)
         return self.log.exchanges[-1]
 
-    def vote(self, participant: int, run_id: int, secret: str, vote: object) -> None:
-        """Pass on the vote of a participant on a run. Votes without the session's secret are refused."""
-        if secret != self.spec.secret or participant not in self.machine.participants:
-            reason = f"session {self.spec.session_id} refused a vote: it does not come from one of its workers"
-            raise ClusterError(reason, transient=False)
-        checked = from_fields(Vote, vote, self.name_of(participant))
-        self.run(self.machine.voted, run_id, participant, checked)
+    def vote(self, participant: int, run_id: int, vote: object) -> None:
+        """Pass on the vote of a participant on a run."""
+        self.run(self.machine.voted, run_id, participant, from_fields(Vote, vote, self.name_of(participant)))
 
-    def alive(self, participant: int, secret: str, heard: Mapping[int, float]) -> None:
+    def alive(self, participant: int, heard: Mapping[int, float]) -> None:
         """Note a sign of life of a participant, and from which others it had bytes some seconds ago."""
-        machine = self.machine
-        machine.now = self._loop.time()
-        if secret == self.spec.secret and participant in machine.participants:
-            for sender, seconds in {**heard, participant: 0.0}.items():
-                machine.alive(sender, max(0.0, seconds))
+        self.machine.now = self._loop.time()
+        for sender, seconds in {**heard, participant: 0.0}.items():
+            self.machine.alive(sender, max(0.0, seconds))
 
     async def training_times(self) -> list[TrainingTime]:
         """Time of training since the last commit, by rank. A rank whose worker is lost counts 0."""
         self.check()
-
-        async def of(rank: int) -> TrainingTime:
-            lost = rank in self.machine.unsettled
-            return TrainingTime() if lost else await self.ask(TrainingTime, "training", rank)
-
-        return await asyncio.gather(*map(of, self.ranks))
+        return await asyncio.gather(*(self._from(rank, TrainingTime, "training") for rank in self.ranks))
 
     async def trained_samples(self) -> TrainedSamples:
         """The current epoch, how many of its samples each rank has trained on, and the digest of all of these."""
         self.check()
         epoch = self.epoch
-        digests = await asyncio.gather(*(self._trained_by(rank, epoch) for rank in self.ranks))
+        digests = await asyncio.gather(*(self._from(rank, SampleDigest, "trained", epoch=epoch) for rank in self.ranks))
         total = SampleDigest.summed(digest.fields for digest in digests)
         return TrainedSamples(epoch=epoch, counts=tuple(digest.count for digest in digests), digest=total)
 
-    async def _trained_by(self, rank: int, epoch: int) -> SampleDigest:
+    async def _from(self, rank: int, kind: type[T], order: str, **message: Any) -> T:
+        """What a rank answers; nothing if its worker is lost, whose task runs again."""
         settings, began = self.spec.settings, self._loop.time()
         while rank not in self.machine.unsettled:
             try:
-                return await self.ask(SampleDigest, "trained", rank, epoch=epoch)
-            except WorkerLost as error:  # perhaps nobody has noticed that it is lost, or a task blocks it
+                return await self.ask(kind, order, rank, **message)
+            except WorkerLost:  # perhaps nobody has noticed that it is lost, or a task blocks it
                 seconds = self._loop.time() - began
-                may_be_busy = isinstance(error, ParticipantUnreachable) and seconds < settings.timeout
-                if seconds >= settings.heartbeat and not (may_be_busy and await self.process_runs(rank, seconds)):
+                is_late = seconds >= settings.heartbeat
+                if is_late and (seconds >= settings.timeout or not await self.process_runs(rank, seconds)):
                     raise
             await asyncio.sleep(TICK)
             self.check()
-        return SampleDigest()  # the task of a lost worker runs again
+        return kind()
 
     def members(self) -> dict[int, str]:
         """Address of every rank, and of the server."""
@@ -261,20 +248,9 @@ class Coordinator:
 
     def snapshot(self) -> SessionSnapshot:
         """What the session does at this moment."""
-        return snapshot_of(self.spec, self.machine, self.log, self.addresses, self.waiting_for())
+        return snapshot_of(self.spec, self.machine, self.log, self.addresses)
 
     # -- what the plugin asks and says ---------------------------------------------------------------------------
-
-    def waiting_for(self) -> str:
-        """Whom the session waits for, and how much of the dataset is loaded, in words; empty if it does not wait."""
-        machine, words = self.machine, self.machine.waiting_for()
-        if machine.phase is not Phase.EXCHANGING or machine.run is None or machine.epoch >= machine.first_epoch:
-            return words
-        total = self.spec.shuffle.n_samples * self.spec.dataset.layout.nbytes
-        arrived = [(machine.owing[rank].arrived or 0.0) if rank in machine.owing else 1.0 for rank in self.ranks]
-        loaded = int(total * sum(arrived) / len(arrived))
-        rate = human_rate(loaded / max(1e-3, self._loop.time() - machine.run.started))
-        return f"{words}; {human_bytes(loaded)} of {human_bytes(total)} loaded, {rate}"
 
     def silent_tasks(self) -> list[str]:
         """Which members run tasks and have not answered Dask for a heartbeat, in words."""
@@ -295,21 +271,21 @@ class Coordinator:
         machine = self.machine
         lost = [participant for participant in machine.participants if self.addresses[participant] == address]
         if retires and self.epoch >= machine.first_epoch and (self.is_source or not self.ended):
-            self.hand_over(address, machine.settled)
-        self.run(machine.lost, lost, reason, retires=retires)
+            held = [rank for rank in machine.settled if rank != SERVER and self.addresses[rank] == address]
+            self.handed_over |= dict.fromkeys(held, address)
+            self.vacant_until = self._loop.time() + VACANT_FOR
+        self.run(machine.lost, lost, reason)
 
     def needs(self, address: str) -> bool:
         """Whether another worker still reads the partition of a worker that retires, or may do so soon."""
-        hands_over, former, follower = self.hands_over(address), self.spec.former, self.follower
-        if follower is not None and not follower.ended:
-            hands_over = hands_over and not follower.machine.is_ready  # it has fetched the rows
-        elif self.ended:  # a worker does not wait for a session that may never come
-            hands_over = hands_over and self.spec.options.elastic and not self.client_left
-        if self.ended:
-            return hands_over and self.is_source
-        loads = self.epoch < self.machine.first_epoch and not self.machine.is_ready
-        is_former = former is not None and any(holder == address for holder, _ in former.holders.values())
-        return hands_over or (loads and is_former)
+        former, loads = self.spec.former, self.epoch < self.machine.first_epoch and not self.machine.is_ready
+        if not self.ended and former and loads and any(holder == address for holder, _ in former.holders.values()):
+            return True
+        follows = self.follower is not None and not self.follower.ended  # then the follower says what it needs
+        if follows or address not in self.handed_over.values():
+            return False
+        # A worker does not wait for a session that may never come.
+        return not self.ended or (self.is_source and self.spec.options.elastic and not self.client_left)
 
     def kept_workers(self) -> list[str]:
         """Workers that an adaptive cluster must not remove now."""
@@ -325,9 +301,8 @@ class Coordinator:
         if self.epoch < self.machine.first_epoch or (self.ended and not self.is_source):
             return None
         places = {rank: self.addresses[rank] for rank in self.machine.settled if rank != SERVER}
-        session_id, workers = self.spec.session_id, self.scheduler.workers
-        present = {rank: (address, session_id) for rank, address in places.items() if address in workers}
-        holders = self.handed_over | present
+        present = {rank: address for rank, address in places.items() if address in self.scheduler.workers}
+        holders = {rank: (address, self.spec.session_id) for rank, address in (self.handed_over | present).items()}
         return PartitionSources(self.epoch, holders, self.spec.shuffle) if holders or not self.ended else None
 
     def can_be_read_by(self, request: SessionRequest) -> bool:
@@ -447,7 +422,9 @@ class Coordinator:
                 words = "dshuffle: no other worker can replace %s; peers send the rows from now on"
                 logger.warning(words, self.name_of(participant))
                 self._deliveries.has_server = False
-                self._close_on({self.drop(participant)})
+                self._close_on({self.addresses[participant]})
+                self._packed = None
+                self.addresses = {each: place for each, place in self.addresses.items() if each != participant}
             case instructions.SessionEnded(error):
                 for task in self.tasks:
                     task.cancel()
@@ -463,13 +440,13 @@ class Coordinator:
         """Send an order, and give the machine the answer."""
         machine, participant, name = self.machine, order.participant, order.name
         message, address = self._message_of(order), self.addresses[participant]
-        if message is None or (name == STATUS and address in self._status_queries):
+        if message is None:
             return
-        if name == STATUS:  # questions to a worker that does not answer must not pile up
-            self._status_queries.add(address)
         kind: type[Answer] = {STATUS: MemberState, "commit": CommitReply}.get(name, type(None))
         try:
-            reply = await self.request("open" if name == "restore" else name, participant, message)
+            call = self.request("open" if name == "restore" else name, participant, message)
+            # Questions to a worker that does not answer must not pile up.
+            reply = await (within(machine.heartbeat, call) if name == STATUS else call)
             answer = message_in(reply, kind, self.name_of(participant))
         except WorkerLost as error:  # it closes, or has lost its partition
             if machine.is_due(order):
@@ -477,15 +454,13 @@ class Coordinator:
         except DShuffleError as error:  # before OSError: some are both
             self._refused(order, address, error.raised_by(self.name_of(participant)))
         except OSError as error:
-            machine.unreachable(order, f"{type(error).__name__}: {error}")
+            if name != STATUS:
+                machine.unreachable(order, f"{type(error).__name__}: {error}")
         except Exception as error:  # whatever it is, the session must not wait for an answer
             words = f"{self.name_of(participant)}: {type(error).__name__}: {error}"
             self._refused(order, address, ClusterError(words))
         else:
             self.run(machine.answered, order, answer)
-        finally:
-            if name == STATUS:
-                self._status_queries.discard(address)
 
     def _message_of(self, order: PhaseOrder) -> dict[str, Any] | None:
         """The message of an order; None if its run has ended."""
@@ -493,18 +468,18 @@ class Coordinator:
         session: dict[str, Any] = {"session_id": self.spec.session_id}
         match order.name:
             case "open" | "restore":
-                restore = order.name == "restore"
-                epoch = machine.epoch if machine.epoch >= machine.first_epoch else None
-                message = OpenOrder(
-                    number=order.turn,
-                    last_run=run_id,
-                    restore=restore,
-                    epoch=epoch,
-                    digest=machine.digests.get(participant) if restore else None,
-                    together=self.together(machine.newcomers) if restore else Together(),
-                )
-                spec = self.packed_spec(participant, epoch if restore else None)
-                return {**to_fields(message), "spec": to_serialize(spec)}  # as a frame, which is not copied
+                message = OpenOrder(number=order.turn)
+                if order.name == "restore":
+                    message = OpenOrder(
+                        number=order.turn,
+                        last_run=run_id,
+                        restore=True,
+                        epoch=machine.epoch if machine.epoch >= machine.first_epoch else None,
+                        digest=machine.digests.get(participant),
+                        together=self.together(machine.newcomers),
+                    )
+                spec = to_serialize(self.packed_spec(participant, message.epoch))  # as a frame, which is not copied
+                return {**to_fields(message), "spec": spec}
             case "members":
                 # Of all that have moved since the session was opened: others may not have heard of some.
                 moved = {each: self.addresses[each] for each in self._moved & self.addresses.keys()}
@@ -527,8 +502,7 @@ class Coordinator:
     def _refused(self, order: PhaseOrder, address: str, error: DShuffleError) -> None:
         if order.name == "restore":
             logger.warning("dshuffle: a worker cannot take a lost rank: %s", error)
-            # Another worker may see the dataset as it was; this one will not.
-            self.candidates.refuse(address, for_good=isinstance(error, DatasetChanged))
+            self.candidates.refused[address] = self._loop.time() + UNFIT_FOR
         self.run(self.machine.refused, order, error)
 
     async def _tell(self, order: str, participant: int, **message: Any) -> None:
@@ -561,21 +535,19 @@ class Coordinator:
             return
         # Not the server beside a lost rank: its worker may answer again.
         members = {self.addresses[rank] for rank in machine.participants if rank not in machine.missing}
-        worker, why_unfit = await self.candidates.find(lost, members, serves=participant == SERVER)
+        worker = await self.candidates.find(lost, members, serves=participant == SERVER)
         if participant not in machine.missing:
             return
-        if why_unfit:
-            machine.unfit_reasons[participant] = why_unfit
         if worker is not None:
             words = "answers again" if worker.address == lost else f"is replaced by {worker.address}"
             logger.warning("dshuffle: %s %s", self.name_of(participant), words)
-            if worker.address != lost and lost not in members and not self.hands_over(lost):
+            if worker.address != lost and lost not in members and lost not in self.handed_over.values():
                 self._close_on({lost})  # it may be stopped, and answer later
             for member, address in self.addresses.items():
                 beside = address == lost and member not in machine.participants  # a server beside the rank
                 if member == participant or beside:
                     self.move(member, worker.address)
-            self.candidates.remember(worker)
+            self.candidates.members[worker.address] = worker
             self.run(machine.replaced, participant)
             self._move_tasks(self)
             return
@@ -605,12 +577,6 @@ class Coordinator:
         self._moved.add(participant)
         self._packed = None
 
-    def drop(self, participant: int) -> str:
-        """Forget a participant, and return where it was."""
-        before, self._packed = self.addresses, None
-        self.addresses = {each: address for each, address in before.items() if each != participant}
-        return before[participant]
-
     def name_of(self, participant: int) -> str:
         """Name and address of a participant."""
         return f"{name_of(participant)} ({self.addresses.get(participant, 'gone')})"
@@ -620,39 +586,27 @@ class Coordinator:
         """Rank of every worker that trains, by address."""
         return {address: rank for rank, address in self.addresses.items() if rank != SERVER}
 
-    def hand_over(self, address: str, settled: Iterable[int]) -> None:
-        """Note that a worker closes, and that its partitions can be read for a while."""
-        held = [rank for rank in settled if rank != SERVER and self.addresses[rank] == address]
-        self.handed_over |= dict.fromkeys(held, (address, self.spec.session_id))
-        self.vacant_until = self._loop.time() + VACANT_FOR
-
-    def hands_over(self, address: str) -> bool:
-        """Whether a worker closes whose partitions have not been taken yet."""
-        return any(holder == address for holder, _ in self.handed_over.values())
-
     def forget(self, address: str) -> None:
         """Note that the partitions of a worker that closes cannot be read any longer."""
-        self.handed_over = {rank: holder for rank, holder in self.handed_over.items() if holder[0] != address}
+        self.handed_over = {rank: holder for rank, holder in self.handed_over.items() if holder != address}
 
     def together(self, ranks: Collection[int]) -> Together:
         """Who loads together if these ranks do: others read the store for them."""
-        readers = {address: None for rank, address in sorted(self.addresses.items()) if rank not in ranks}
+        others = dict.fromkeys(address for rank, address in sorted(self.addresses.items()) if rank not in ranks)
         places = self.places
-        without_server = [address for address in readers if address in places]  # in the same order on all workers
-        by_rank = [rank for rank in sorted(ranks) if rank != SERVER]
-        return Together(ranks=by_rank, readers=without_server or list(readers))
+        training = [address for address in others if address in places]  # in the same order on all workers
+        return Together(ranks=[rank for rank in sorted(ranks) if rank != SERVER], readers=training or list(others))
 
     def substitute_reader(self, load: str, address: str, reason: str) -> str:
         """The worker that reads the store in place of one that is late or lost, the same for all who load together."""
         self.check()
         if (load, address) not in self._substitutes:
-            of_load = {late: reader for (name, late), reader in self._substitutes.items() if name == load}
-            out, busy = {*of_load, address}, Counter(of_load.values())
-            ranks = (rank for rank in sorted(self.machine.settled) if rank != SERVER)
-            left = [self.addresses[rank] for rank in ranks if self.addresses[rank] not in out]
+            late = {address, *(other for name, other in self._substitutes if name == load)}
+            ranks = [rank for rank in sorted(self.machine.settled) if rank != SERVER]
+            left = [self.addresses[rank] for rank in ranks if self.addresses[rank] not in late]
             if not left:
                 raise WorkerLost(f"{address} cannot read the store ({reason}), and no other worker can", transient=True)
-            chosen = self._substitutes[load, address] = min(left, key=busy.__getitem__)
+            chosen = self._substitutes[load, address] = left[len(late) % len(left)]
             logger.warning("dshuffle: %s reads the store in place of %s (%s)", chosen, address, reason)
         return self._substitutes[load, address]
 
@@ -665,7 +619,7 @@ class Coordinator:
         spec = dataclasses.replace(self.spec, addresses=self.addresses)
         if epoch is not None:
             holder = self.handed_over.get(participant)
-            former = None if holder is None else PartitionSources(epoch, {participant: holder})
+            former = PartitionSources(epoch, {participant: (holder, spec.session_id)}) if holder else None
             return dataclasses.replace(spec, former=former).packed()
         self._packed = self._packed or spec.packed()
         return self._packed
@@ -684,7 +638,7 @@ class Coordinator:
             reply = await within(self.spec.settings.heartbeat, self.request(order, participant, message))
         except OSError as error:
             words = f"{self.name_of(participant)} cannot be reached ({type(error).__name__}: {error})"
-            raise ParticipantUnreachable(words) from error
+            raise WorkerLost(words) from error
         return message_in(reply, kind, self.name_of(participant))
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -698,19 +652,15 @@ class Coordinator:
         members = set(self.addresses.values())
         if self.is_source:
             sources = {self.addresses[participant] for participant in self.machine.settled}
-            sources |= {address for address, _ in self.handed_over.values()}
+            sources.update(self.handed_over.values())
             self._close_on(sources, keeps=True)
             self._close_on(members - sources)
             limit = None if self.spec.options.elastic else self.spec.settings.replacement_timeout
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._fetched.wait(), limit)
             self.is_source = False
-        late = self._close_on(members)
-        if late:
-            _, late = await asyncio.wait(late, timeout=self.machine.heartbeat)
-        if late:
-            names = ", ".join(sorted(task.get_name() for task in late))
-            logger.warning("dshuffle: session %s is not closed yet on %s", self.spec.session_id, names)
+        if closing := self._close_on(members):
+            await asyncio.wait(closing, timeout=self.machine.heartbeat)
 
     def _close_on(self, addresses: Iterable[str], *, keeps: bool = False) -> set[asyncio.Task[None]]:
         """Close the session on workers, until they answer or Dask gives them up. They may get a rank again meanwhile.

@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
 from dshuffle.planning.remainder import SAME_BUILD, SampleDigest
@@ -27,7 +27,7 @@ ATTEMPTS = 3
 """Runs of one epoch before its exchange counts as failed."""
 
 MOST_LOSSES = 10
-"""How often the worker of a rank may be lost in one epoch, unless it retires. Each time, the rank's task runs again."""
+"""How often a participant may be lost in one epoch. Each time, the task of a rank runs again."""
 
 MOST_NAMES = 3
 """Number of participants that are named when a session says whom it waits for."""
@@ -51,7 +51,7 @@ class Phase(enum.Enum):
 PURPOSE = {
     Phase.OPENING: "to open the session",
     Phase.EXCHANGING: "for the samples of epoch {}",
-    Phase.COMMITTING: "to end epoch {}",
+    Phase.COMMITTING: "to begin epoch {}",
     Phase.ABORTING: "to stop an exchange",
     Phase.RESTORING: "for replacements of lost workers to load their partitions",
 }
@@ -97,60 +97,52 @@ class PhaseOrder:
     turn: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnded:
+class CallEnded(NamedTuple):
     """Answer the client: the session is open, or an epoch has failed and the client may ask again."""
 
     error: DShuffleError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunReady:
+class RunReady(NamedTuple):
     """All participants are ready for the run's epoch."""
 
     run: Run
 
 
-@dataclass(frozen=True, slots=True)
-class EpochCommitted:
+class EpochCommitted(NamedTuple):
     """All participants have swapped to the run's epoch; what they report."""
 
     run: Run
     reports: Mapping[int, Report]
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessQuestion:
+class ProcessQuestion(NamedTuple):
     """Find out whether the process of a silent participant runs, and report it: `SessionMachine.note_running`."""
 
     participant: int
     silent_seconds: float
-    turn: int = field(default=0, compare=False)
+    turn: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReplacementSearch:
+class ReplacementSearch(NamedTuple):
     """Find workers for these ranks, and report them with :meth:`SessionMachine.replaced`."""
 
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RanksRestored:
+class RanksRestored(NamedTuple):
     """These ranks have new workers, which hold their partitions. Their tasks can run."""
 
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ParticipantDropped:
+class ParticipantDropped(NamedTuple):
     """The session goes on without a participant that was lost, because no other worker can come for it."""
 
     participant: int
 
 
-@dataclass(frozen=True, slots=True)
-class SessionEnded:
+class SessionEnded(NamedTuple):
     """Tell the client that the session has ended, and free the participants that are left."""
 
     error: DShuffleError
@@ -178,35 +170,15 @@ def check_votes(epoch: int, counts: Collection[Counts]) -> str | None:
     drew = SampleDigest.summed(member.drawn.fields for member in counts if member.drawn is not None)
     due = SampleDigest.summed(member.due.fields for member in counts if member.due is not None)
     if drew != due:
-        samples = f"as many samples as are due ({due.count}), but not the same ones"
-        if drew.count != due.count:
-            samples = f"{drew.count} samples, but {due.count} are due"
         return (
-            f"epoch {epoch}: the workers drew {samples}. Some samples would be trained on twice, or not at all. "
-            f"Workers draw differently if their builds of dshuffle differ. {SAME_BUILD}"
+            f"epoch {epoch}: the workers drew {drew.count} samples, which are not the {due.count} that are due. Some "
+            f"would be trained on twice, or not at all, because builds of dshuffle differ. {SAME_BUILD}"
         )
     expected = total_of(counts, "expected")
     arrived = sum(member.rows for member in counts)
     if arrived != expected:
         return f"epoch {epoch}: {arrived} rows arrived, but {expected} were expected"
-    leaving = sum(member.leaving or 0 for member in counts)
-    arriving = sum(member.arriving or 0 for member in counts)
-    if leaving != arriving:
-        return f"epoch {epoch}: the workers planned to send {leaving} rows and to receive {arriving}. {SAME_BUILD}"
     return None
-
-
-def worker_lost(clauses: Iterable[str], *, searched: bool) -> WorkerLost:
-    """The error of a session that ends because workers were lost, with a clause for each of them."""
-    replacing = "No other worker could take the rank. " if searched else ""
-    return WorkerLost(
-        f"{'; '.join(clauses)}. {replacing}The session has ended, and the dataset is unchanged. Make a new Shuffler on "
-        "the remaining workers"
-    )
-
-
-class IllegalTransition(RuntimeError):
-    """An event that cannot happen in a phase: a bug."""
 
 
 @dataclass(slots=True)
@@ -226,12 +198,21 @@ class Debt:
     repeats: bool = False
     arrived: float | None = None
 
+    @property
+    def has(self) -> float:
+        """The fraction of its rows that it has; 1 if that is not known."""
+        return 1.0 if self.arrived is None else self.arrived
+
+    @property
+    def reason(self) -> str:
+        """Why the answer is due, if that is known."""
+        runs = self.seen_running > self.heard
+        return self.busy or ("no answer, but its process runs: a task may hold Python's global lock" if runs else "")
+
     def in_words(self, name: str) -> str:
-        """Why the answer is due."""
-        if self.busy:
-            return f"{name}: {self.busy}"
-        if self.seen_running > self.heard:
-            return f"{name} does not answer, but its process runs: a task may hold Python's global lock"
+        """Who owes the answer, and why or how far it is."""
+        if self.reason:
+            return f"{name}: {self.reason}"
         return name if self.arrived is None else f"{name} has {self.arrived:.0%}"
 
 
@@ -289,7 +270,6 @@ class SessionMachine:
         self.losses: dict[int, str] = {}  # lost participants, and how they were lost
         self._loss_counts: Counter[int] = Counter()  # how often each rank was lost in the epoch
         self.newcomers: set[int] = set()  # replacements that do not hold their partitions yet, or are not known to all
-        self.unfit_reasons: dict[int, str] = {}  # why other workers could not take a lost rank
         self._search_began = math.inf
 
     @property
@@ -328,20 +308,12 @@ class SessionMachine:
             return f"waiting for other workers to replace {', '.join(map(self.name_of, self.missing))}"
         if not self.owing:
             return ""
-        if self.phase is Phase.COMMITTING and self.epoch < self.first_epoch:
-            purpose = f"to begin epoch {self.first_epoch}"  # there is none to end
-        else:
-            purpose = PURPOSE[self.phase].format(self.epoch + (self.phase is Phase.EXCHANGING))
-
-        def urgency(participant: int) -> tuple[bool, float, int]:
-            debt = self.owing[participant]
-            has_reason = bool(debt.busy) or debt.seen_running > debt.heard
-            return not has_reason, 1.0 if debt.arrived is None else debt.arrived, participant
-
-        first = sorted(self.owing, key=urgency)[:MOST_NAMES]  # those with a reason, then those with the fewest rows
-        names = ", ".join(self.owing[participant].in_words(self.name_of(participant)) for participant in first)
-        more = len(self.owing) - len(first)
-        return f"waiting {purpose}: {names}{f' and {more} more' if more else ''}"
+        purpose = PURPOSE[self.phase].format(self.epoch + 1)
+        # Those with a reason first, then those with the fewest rows.
+        owing = sorted(self.owing.items(), key=lambda owed: (not owed[1].reason, owed[1].has, owed[0]))
+        names = ", ".join(debt.in_words(self.name_of(participant)) for participant, debt in owing[:MOST_NAMES])
+        more = f" and {len(owing) - MOST_NAMES} more" if len(owing) > MOST_NAMES else ""
+        return f"waiting {purpose}: {names}{more}"
 
     # -- what happens --------------------------------------------------------------------------------------------
 
@@ -375,23 +347,22 @@ class SessionMachine:
             return
         if vote.reason is not None or vote.counts is None:
             words = f"epoch {run.epoch} could not be exchanged: {self.name_of(participant)}: {vote.reason}"
-            self.take("failed", ExchangeError(words), vote.again)
+            self.take("failed", ExchangeError(words), participant, vote.again)
         else:
             run.votes[participant] = vote.counts
             self._answered(participant)
 
     def note_running(self, question: ProcessQuestion) -> None:
         """Note that the process of a silent participant runs. So the participant may be busy, and is not lost."""
-        if question.turn == self.turn and question.participant in self.owing:
-            self.owing[question.participant].seen_running = self.now
+        if (debt := self._debt(question)) is not None:
+            debt.seen_running = self.now
 
     def answered(self, order: PhaseOrder, answer: Answer) -> None:
         """Record that a participant has carried out an order, or what it says of its state."""
-        participant = order.participant
-        if order.turn != self.turn or participant not in self.owing:
+        participant, debt = order.participant, self._debt(order)
+        if debt is None:
             return
         self.alive(participant)
-        debt = self.owing[participant]
         debt.unreachable = ""
         if isinstance(answer, MemberState):
             self._described(participant, answer)
@@ -418,25 +389,28 @@ class SessionMachine:
     def refused(self, order: PhaseOrder, error: DShuffleError) -> None:
         """Record that a participant cannot carry out an order."""
         if self.is_due(order):
-            self.take("refused", order.participant, error)
+            self.take("refused", error, order.participant)
 
     def unreachable(self, order: PhaseOrder, reason: str) -> None:
         """Record that an order may not have reached a participant. It is sent again at a later :meth:`tick`."""
-        if order.turn == self.turn and (debt := self.owing.get(order.participant)) is not None:
+        if (debt := self._debt(order)) is not None:
             debt.unreachable, debt.repeats = reason, True
 
     def is_due(self, order: PhaseOrder) -> bool:
         """Whether an order was given in this phase, and has not been answered."""
-        return order.turn == self.turn and order.name != STATUS and order.participant in self.owing
+        return order.name != STATUS and self._debt(order) is not None
 
-    def lost(self, participants: Iterable[int], reason: str, *, retires: bool = False) -> None:
+    def _debt(self, order: PhaseOrder | ProcessQuestion) -> Debt | None:
+        return self.owing.get(order.participant) if order.turn == self.turn else None
+
+    def lost(self, participants: Iterable[int], reason: str) -> None:
         """Replace participants that have left the cluster or do not answer, or end the session."""
         clauses = {each: f"{self.name_of(each)} {reason}" for each in participants if each not in self.losses}
-        self._loss_counts.update(() if retires else list(clauses))
-        often = [rank for rank in clauses.keys() - self.optional if self._loss_counts[rank] > MOST_LOSSES]
-        for rank in often:
-            times = f"for the {self._loss_counts[rank]}th time in one epoch"
-            clauses[rank] += f", {times}. Perhaps a task blocks or ends its worker"
+        self._loss_counts.update(clauses.keys())
+        often = [each for each in clauses if self._loss_counts[each] > MOST_LOSSES]
+        for each in often:
+            times = f"for the {self._loss_counts[each]}th time in one epoch"
+            clauses[each] += f", {times}. Perhaps a task blocks or ends its worker"
         nobody_is_left = {*self.losses, *clauses} >= set(self.participants)
         for_good = often or nobody_is_left or not self.replaceable.issuperset(clauses)
         if clauses:
@@ -467,12 +441,9 @@ class SessionMachine:
             self.not_replaced(self.missing)
         for participant, debt in sorted(self.owing.items()):
             silent, runs = now - debt.heard, now - debt.seen_running < self.heartbeat
-            if silent >= max(self.heartbeat, self.timeout) or (silent >= self.heartbeat and not runs):
-                words = f"has not answered for {self.timeout:g} s (dshuffle.timeout), although its process runs"
-                if not runs:
-                    once_ran = debt.seen_running > -math.inf
-                    limit = "dshuffle.stopped-timeout if it has no nanny" if once_ran else "dshuffle.heartbeat"
-                    words = f"has not answered for {silent if once_ran else self.heartbeat:.3g} s ({limit})"
+            if silent >= self.heartbeat and (silent >= self.timeout or not runs):
+                limit = "dshuffle.timeout), although its process runs" if runs else "dshuffle.heartbeat)"
+                words = f"has not answered for {silent:.3g} s ({limit}"
                 self.lost([participant], words + (f" ({debt.unreachable})" if debt.unreachable else ""))
                 return
             if now - debt.asked >= self.heartbeat / 3:
@@ -490,10 +461,7 @@ class SessionMachine:
 
     def take(self, event: Event, *details: Any) -> None:
         """Let an event happen, and then what follows from it: that nobody owes an answer any longer."""
-        handler = self.TRANSITIONS[self.phase].get(event)
-        if handler is None:
-            raise IllegalTransition(f"a session in the phase {self.phase.name} cannot take the event {event!r}")
-        handler(self, *details)
+        self.TRANSITIONS[self.phase][event](self, *details)  # a KeyError is a bug
         self._answered()
 
     def _answered(self, *participants: int) -> None:
@@ -574,12 +542,9 @@ class SessionMachine:
         if self.client_waits:
             self._commit()
 
-    def _abort(self, error: DShuffleError, again: bool = False) -> None:
+    def _abort(self, error: DShuffleError, participant: int | None = None, again: bool = False) -> None:
         self._failure = error, again
         self._enter(Phase.ABORTING)
-
-    def _abort_refused(self, participant: int, error: DShuffleError) -> None:
-        self._abort(error)
 
     def _leave_aborted(self) -> None:
         """All have aborted the run: replace those that are lost, try again, or say why the epoch failed."""
@@ -610,22 +575,19 @@ class SessionMachine:
         if self.losses:
             self._seek()
 
-    def _end_commit(self, participant: int, error: DShuffleError) -> None:
+    def _end_commit(self, error: DShuffleError, participant: int) -> None:
         """Some participants have swapped, and one cannot."""
         words = f"all workers were ready for epoch {self.epoch + 1}, but the commit failed: {error}"
         self._end(ClusterError(words, transient=error.transient))
 
-    def _end(self, error: DShuffleError) -> None:
+    def _end(self, error: DShuffleError, participant: int | None = None) -> None:
         self.phase, self.error, self.run, self.owing, self._asked = Phase.ENDED, error, None, {}, False
         self.told.append(SessionEnded(error))
 
-    def _end_refused(self, participant: int, error: DShuffleError) -> None:
-        self._end(error)
-
-    def _end_lost(self, clauses: Mapping[int, str]) -> None:
-        error = worker_lost(clauses.values(), searched=bool(self.losses))
+    def _end_lost(self, clauses: Mapping[int, str], replacing: str = "") -> None:
         self._excuse(clauses)
-        self._end(error)
+        hint = "The session has ended, and the dataset is unchanged. Make a new Shuffler on the remaining workers"
+        self._end(WorkerLost(f"{'; '.join(clauses.values())}. {replacing}{hint}"))
 
     def _excuse(self, clauses: Mapping[int, str]) -> None:
         """Let the phase end without the answers of lost participants."""
@@ -654,10 +616,7 @@ class SessionMachine:
     def _go_without(self, participants: Collection[int]) -> None:
         """Drop lost participants that are optional, or end the session."""
         if not self.optional.issuperset(participants):
-            for rank, reason in self.unfit_reasons.items():
-                if reason not in (how := self.losses.get(rank, reason)):
-                    self.losses[rank] = f"{how}; {reason}"
-            self._end(worker_lost(self.losses.values(), searched=True))
+            self._end_lost(self.losses, "No other worker could take the rank. ")
             return
         self.participants = tuple(each for each in self.participants if each not in participants)
         for participant in participants:
@@ -668,19 +627,17 @@ class SessionMachine:
         elif not self.losses:
             self._become_idle()
 
-    def _search_again(self, participant: int, error: DShuffleError) -> None:
+    def _search_again(self, error: DShuffleError, participant: int) -> None:
         """Search for another worker, because the one that was to take a rank cannot."""
         if participant not in self.newcomers:
             self._end(error)
             return
-        words = f"{self.name_of(participant)} cannot take a lost rank ({error})"
-        self.unfit_reasons[participant] = words
-        self._replace({participant: words})
+        self._replace({participant: f"{self.name_of(participant)} cannot take a lost rank ({error})"})
 
     def _restored(self) -> None:
         """The newcomers hold their partitions, and all others know the new addresses."""
         self.told.append(RanksRestored(tuple(sorted(self.newcomers))))
-        self.newcomers, self.unfit_reasons = set(), {}
+        self.newcomers = set()
         self._become_idle()
 
     LATE: ClassVar[dict[Event, Callable[..., None]]] = {"begin": _ignore, "advance": _ignore}
@@ -689,7 +646,7 @@ class SessionMachine:
     TRANSITIONS: ClassVar[dict[Phase, dict[Event, Callable[..., None]]]] = {
         Phase.OPENING: LATE | ALWAYS | {
             "answered": _opened,  # IDLE
-            "refused": _end_refused,  # ENDED
+            "refused": _end,  # ENDED
             "lost": _end_lost,  # ENDED
         },
         Phase.IDLE: ALWAYS | {
@@ -701,7 +658,7 @@ class SessionMachine:
             "advance": _commit,  # COMMITTING once all are ready
             "answered": _compare_votes,  # COMMITTING if the client waits; or ABORTING
             "failed": _abort,  # ABORTING
-            "refused": _abort_refused,  # ABORTING
+            "refused": _abort,  # ABORTING
             "lost": _abort_lost,  # ABORTING
         },
         Phase.COMMITTING: LATE | ALWAYS | {
@@ -712,7 +669,7 @@ class SessionMachine:
         },
         Phase.ABORTING: LATE | ALWAYS | {
             "answered": _leave_aborted,  # EXCHANGING, IDLE, or RESTORING if some are lost
-            "refused": _end_refused,  # ENDED
+            "refused": _end,  # ENDED
             "lost": _excuse,
         },
         Phase.RESTORING: LATE | ALWAYS | {

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
-import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from distributed import Scheduler, Status
 from distributed.comm.addressing import get_address_host_port
 from distributed.protocol.pickle import dumps
@@ -23,7 +20,6 @@ from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import SERVER, ShuffleSpec, WorkerHistory, get_delivery
 from dshuffle.planning.exchange_epochs import Weights, as_weights
-from dshuffle.planning.shares import ShareBounds, bounded_weights
 from dshuffle.process_state import worker_process_runs
 from dshuffle.runtime.messages import MemberChanges, within
 from dshuffle.runtime.session_spec import (
@@ -79,84 +75,73 @@ def member_changes(scheduler: Scheduler, choice: WorkerChoice, addresses: Mappin
 SETUP_TIMEOUT = 60.0
 """Seconds in which all workers must be set up."""
 
-ASK_AGAIN = 0.5
-"""Seconds after which workers are asked again, unless one says hello earlier."""
+ASK_AGAIN = 0.2
+"""Seconds after which workers are asked again."""
 
 
 async def workers_set_up(
-    scheduler: Scheduler,
-    hello: asyncio.Event,
-    settings: Settings,
-    choice: WorkerChoice,
-    fewest: int | None = None,
-) -> dict[str, int | None]:
+    scheduler: Scheduler, settings: Settings, choice: WorkerChoice, fewest: int | None = None
+) -> set[str]:
     """Wait until every worker that a session may have has set up the worker plugin, and return those that run tasks.
 
-    The scheduler asks the workers, so that it does not have to remember which worker sent a hello to which plugin. A
-    hello only makes it ask immediately.
+    With ``fewest``, workers whose processes do not run are left out if so many others are there.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(settings.timeout, SETUP_TIMEOUT)
     while True:
-        hello.clear()
         workers = scheduler.workers
-        if not workers:
-            raise ClusterError(
-                "the cluster does not have any workers; start some and wait for them with client.wait_for_workers"
-            )
         present = [each.address for each in workers.values() if each.status not in LEAVING and choice.allows(each)]
         if not present:
             raise ClusterError(
-                f"none of the {len(workers)} workers of the cluster is one that the session may have (workers=, "
-                f"resources=): {in_words(list(workers.values()))}"
+                f"the cluster does not have any workers that the session may have ({in_words(workers.values()) or 0} "
+                "are there); start some and wait for them with client.wait_for_workers"
             )
-        replies = await ask_all(scheduler, {"op": "dshuffle_protocol"}, present, settings.heartbeat)
+        replies = await ask_all(scheduler, present, settings.heartbeat)
         late = {address: why for address, reply in replies.items() if (why := why_unfit(reply))}
         for address, why in late.items():
             if isinstance(replies[address], dict) and replies[address].get("protocol") != PROTOCOL:
                 raise ClusterError(f"worker {address} {why}. Install the same version on both", transient=False)
-        if not late:
-            break
         are_silent = all(isinstance(replies[address], OSError) for address in late)
-        if fewest is not None and len(replies) - len(late) >= fewest and are_silent:
+        if late and fewest is not None and len(replies) - len(late) >= fewest and are_silent:
             left = [workers[address] for address in late if address in workers]
             looks = (process_runs(scheduler, worker, settings.heartbeat, settings) for worker in left)
             if not any(await asyncio.gather(*looks)):
                 logger.warning("dshuffle: left out, because they do not answer: %s", ", ".join(sorted(late)))
                 break
+        if not late:
+            break
         if loop.time() > deadline:
             address, why = min(late.items())
             raise ClusterError(
                 f"dshuffle could not be set up on {len(late)} of {len(replies)} workers, among them {address}, which "
                 f"{why}. Make sure that it runs, and that the same version of dshuffle is installed there"
             )
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(hello.wait(), ASK_AGAIN)
-    ready = {address: reply for address, reply in replies.items() if address not in late}
-    states = {address: scheduler.workers[address].status for address in ready if address in scheduler.workers}
-    running = {address for address, status in states.items() if status == Status.running}
+        await asyncio.sleep(ASK_AGAIN)
+    ready = [scheduler.workers[address] for address in replies.keys() - late.keys() if address in scheduler.workers]
+    running = {worker.address for worker in ready if worker.status == Status.running}
     if not running:
-        words = ", ".join(f"{address} ({states[address].name})" for address in sorted(states))
         raise ClusterError(
-            f"none of the workers can run tasks: {words}. Dask pauses a worker that uses more than 80 % of its "
-            "memory limit. Free memory on these workers, or start workers with a larger limit"
+            f"none of the workers can run tasks: {in_words(ready)}. Dask pauses a worker that uses more than 80 % of "
+            "its memory limit. Free memory on these workers, or start workers with a larger limit"
         )
-    return {address: ready[address].get("open_files") for address in running}
+    return running
 
 
 async def ask_all(
-    scheduler: Scheduler, message: dict[str, Any], addresses: Iterable[str], heartbeat: float
+    scheduler: Scheduler, addresses: Iterable[str], heartbeat: float, operation: str = "protocol", **message: Any
 ) -> dict[str, Any]:
-    """Send a message to workers, and return the replies; a worker that does not answer in time has an error."""
+    """Ask workers by default for their protocol, and return the replies; one that does not answer has an error."""
+    message["op"] = f"dshuffle_{operation}"
 
-    async def ask(address: str) -> tuple[str, Any]:
+    async def ask(address: str) -> Any:
         reply: Any = scheduler.broadcast(msg=message, workers=[address], on_error="return")
         try:
-            return address, (await within(heartbeat, reply))[address]
+            return (await within(heartbeat, reply))[address]
         except TimeoutError as error:
-            return address, error
+            return error
 
-    return dict(await asyncio.gather(*map(ask, addresses)))
+    addresses = list(addresses)
+    return dict(zip(addresses, await asyncio.gather(*map(ask, addresses)), strict=True))
 
 
 def why_unfit(reply: Any) -> str:
@@ -195,18 +180,19 @@ def choose_kept(
                 groups[label.history, label.epoch][label.rank][address] = partition.name
     if not groups:
         return None
-
-    def merit(group: tuple[WorkerHistory, int]) -> tuple[float, bool, bool, int]:
-        group_history, epoch = group
-        fraction = len(groups[group]) / group_history.n_workers
-        return fraction, group_history == history, group_history.n_workers == len(workers), epoch
-
-    best_history, epoch = max(groups, key=merit)
+    (former, epoch), partitions = max(
+        groups.items(),
+        key=lambda group: (
+            len(group[1]) / group[0][0].n_workers,
+            group[0][0] == history,
+            group[0][0].n_workers == len(workers),
+            group[0][1],
+        ),
+    )
     try:
-        former = plan.with_history(best_history, epoch)
+        earlier = plan.with_history(former, epoch)
     except InvalidParameter:  # the sharding was given for the present number of workers
         return None
-    partitions = groups[best_history, epoch]
     ranks = _placed(partitions, workers)
     holders, asked = {}, Counter[str]()
     for rank, where in partitions.items():
@@ -214,18 +200,18 @@ def choose_kept(
         address = ranks[rank] if is_holder else min(where, key=lambda holder: (asked[holder], holder))
         asked[address] += 1
         holders[rank] = address, where[address]
-    return PartitionSources(epoch, holders, former, kept=True), ranks
+    return PartitionSources(epoch, holders, earlier, kept=True), ranks
 
 
 def _placed(partitions: Mapping[int, Collection[str]], workers: Sequence[str]) -> list[str]:
     """The workers by rank. Those that have partitions get their ranks, and the others get what is left, in order."""
-    placed: dict[str, int] = {}
+    ranks: dict[int, str] = {}
+    placed: set[str] = set()
     usable = [rank for rank in partitions if rank < len(workers)]
     for rank in sorted(usable, key=lambda rank: (len(partitions[rank]), rank)):
-        free = next((address for address in partitions[rank] if address not in placed), None)
-        if free is not None:
-            placed[free] = rank
-    ranks = {rank: address for address, rank in placed.items()}
+        if free := next((address for address in partitions[rank] if address not in placed), None):
+            ranks[rank] = free
+            placed.add(free)
     unplaced = (address for address in workers if address not in placed)
     return [ranks[rank] if rank in ranks else next(unplaced) for rank in range(len(workers))]
 
@@ -285,7 +271,7 @@ def choose_members(
         ranks = _placed({rank: [where] for where, rank in carried.places.items() if where in ranks}, ranks)
         carried = dataclasses.replace(carried, places={where: rank for rank, where in enumerate(ranks)})
     training = [scheduler.workers[address] for address in ranks]
-    weights = _weights(order, training, carried, plan)
+    weights = _weights(order, training, carried)
     if carried is not None:
         plan = carried.onto(plan, ranks, weights)
     else:
@@ -312,9 +298,7 @@ def choose_members(
     )
 
 
-def _weights(
-    order: SessionRequest, training: Sequence[WorkerState], carried: EarlierWorkers | None, plan: ShuffleSpec
-) -> Weights:
+def _weights(order: SessionRequest, training: Sequence[WorkerState], carried: EarlierWorkers | None) -> Weights:
     addresses = [worker.address for worker in training]
     if order.weights is not None:
         return as_weights([order.weights[address] for address in addresses])
@@ -327,16 +311,7 @@ def _weights(
     for worker, own in zip(training, names, strict=True):
         if len(twice := [name for name in shares.names if name in own]) > 1:
             raise InvalidParameter.of("shares", ", ".join(twice), f"one number for the worker {worker.name}")
-    weights = shares.first(len(addresses), before, names)
-    if carried is not None and shares.names:
-        try:
-            dataclasses.replace(plan, first_weights=weights)
-        except InvalidParameter as error:  # the numbers suited the workers that there were before
-            logger.warning("dshuffle: the shares are nearer to equal ones: %s", error)
-            choices = plan.choices
-            bounds = ShareBounds.of(choices.assignment, choices.cache_fraction, plan.n_samples, plan.n_workers)
-            return bounded_weights(np.array(weights, float), bounds)
-    return weights
+    return shares.first(len(addresses), before, names)
 
 
 def _find_server(workers: list[WorkerState], server: str | None, *, may_be_lost: bool) -> WorkerState | None:
@@ -359,81 +334,62 @@ def by_name(worker: WorkerState) -> tuple[bool, int, str, str]:
     return not name.isdecimal(), int(name) if name.isdecimal() else 0, name, worker.address
 
 
-UNFIT_FOR = 5.0
-"""Seconds for which a worker that could not take a lost rank is not asked again."""
-
-
 class Candidates:
     """Workers that may take lost ranks of one session."""
 
     def __init__(self, scheduler: Scheduler, spec: SessionSpec) -> None:
         self._scheduler = scheduler
         self._spec = spec
-        # Their names and nannies are remembered, because Dask forgets lost workers.
-        self._members = {
+        # Members are remembered with their names and nannies, because Dask forgets lost workers.
+        self.members = {
             where: scheduler.workers[where] for where in spec.addresses.values() if where in scheduler.workers
         }
-        self._refused: dict[str, float] = {}  # until when workers that could not take a rank are not asked
+        self.refused: dict[str, float] = {}  # until when workers that could not take a rank are not asked
 
-    def remember(self, worker: WorkerState) -> None:
-        """Note that a worker has become a member."""
-        self._members[worker.address] = worker
+    async def find(self, lost: str, members: Collection[str], *, serves: bool) -> WorkerState | None:
+        """A worker that runs tasks, is set up and is not a member; preferably with the name of the lost one.
 
-    def refuse(self, address: str, *, for_good: bool = False) -> None:
-        """Note that a worker could not take a rank, and whether it never can."""
-        self._refused[address] = math.inf if for_good else asyncio.get_running_loop().time() + UNFIT_FOR
-
-    async def find(self, lost: str, members: Collection[str], *, serves: bool) -> tuple[WorkerState | None, str]:
-        """A worker that runs tasks, is set up and is not a member; and why the last one that was asked cannot take it.
-
-        Preferably it has the name of the lost worker. Only a server can be replaced by a worker that does not train,
-        and preferably is.
+        Only a server can be replaced by a worker that does not train, and preferably is.
         """
-        now, name = asyncio.get_running_loop().time(), self._members[lost].name if lost in self._members else None
+        now, name = asyncio.get_running_loop().time(), self.members[lost].name if lost in self.members else None
         candidates = [
             worker
             for worker in self._scheduler.workers.values()
             if worker.address not in members
-            and self._refused.get(worker.address, now) <= now
+            and self.refused.get(worker.address, now) <= now
             and worker.status == Status.running
             and self._spec.choice.allows(worker)
             and (serves or not only_serves(worker.resources))
         ]
-
-        def preference(worker: WorkerState) -> tuple[bool, bool, tuple[bool, int, str, str]]:
-            return worker.name != name, serves and not only_serves(worker.resources), by_name(worker)
-
-        where = [worker.address for worker in candidates]
-        replies = await ask_all(self._scheduler, {"op": "dshuffle_protocol"}, where, ANSWER_WITHIN)
-        reason = ""
-        for worker in sorted(candidates, key=preference):
-            if not (why := why_unfit(replies[worker.address])):
-                return worker, ""
-            reason = f"{worker.address} {why}"
-        return None, reason
+        candidates.sort(
+            key=lambda worker: (worker.name != name, serves and not only_serves(worker.resources), by_name(worker))
+        )
+        replies = await ask_all(self._scheduler, [worker.address for worker in candidates], ANSWER_WITHIN)
+        fit = []
+        for worker in candidates:
+            if why := why_unfit(replies[worker.address]):
+                logger.debug("dshuffle: %s cannot take a rank: it %s", worker.address, why)
+            else:
+                fit.append(worker)
+        return next(iter(fit), None)
 
     async def may_come(self, lost: str) -> bool:
         """Whether a worker may still come.
 
         The cluster starts new ones, or one is starting or was refused, or a nanny may start the lost one again.
         """
-        present = {each.address: each for each in self._scheduler.workers.values() if self._spec.choice.allows(each)}
-        starting = (worker.status in (Status.init, Status.starting) for worker in present.values())
-        refused = (self._refused.get(address, math.inf) < math.inf for address in present)
-        if self._spec.settings.new_workers or any(starting) or any(refused):
+        present = [worker for worker in self._scheduler.workers.values() if self._spec.choice.allows(worker)]
+        starts = any(each.status in (Status.init, Status.starting) or each.address in self.refused for each in present)
+        if self._spec.settings.new_workers or starts:
             return True
-        runs = lost in present and lost in self._refused  # no nanny starts a worker that runs
-        nanny = self._members[lost].nanny if lost in self._members and not runs else None
-        if not nanny:
+        member = self.members.get(lost)
+        if member is None or not member.nanny:
             return False
-        # Not through Dask, which tries again for half a minute if a connection is refused.
-        try:
-            host, port = get_address_host_port(nanny)
-            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ANSWER_WITHIN)
+        try:  # not through Dask, which tries again for half a minute if a connection is refused
+            _, writer = await within(ANSWER_WITHIN, asyncio.open_connection(*get_address_host_port(member.nanny)))
+            writer.close()
         except ConnectionRefusedError:
             return False
         except (OSError, ValueError, NotImplementedError) as error:  # the nanny may be busy, or its address has no port
-            logger.debug("dshuffle: the nanny at %s could not be reached: %r", nanny, error)
-        else:
-            writer.close()
+            logger.debug("dshuffle: the nanny at %s could not be reached: %r", member.nanny, error)
         return True

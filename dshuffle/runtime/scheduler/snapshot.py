@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 
@@ -20,7 +19,7 @@ from dshuffle import units
 from dshuffle.notebook import html_from
 from dshuffle.planning import SERVER, get_delivery, name_of
 from dshuffle.records import Measures, slow_rank_in_words
-from dshuffle.runtime.messages import EpochExchange, Report
+from dshuffle.runtime.messages import EpochExchange, Report, TrainingTime
 from dshuffle.runtime.scheduler.machine import Run, SessionMachine, total_of
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.units import human_seconds
@@ -62,27 +61,11 @@ def rate_of(measured: Iterable[Measures], cpu_idle: float) -> float | None:
     return statistics.median(rates) if cpu_idle >= CPU_BOUND else math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFigures:
-    """What one participant received from another one in an exchange, from its first request to the last answer."""
-
-    receiver: str
-    sender: str
-    nbytes: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second."""
-        return self.nbytes / self.seconds if self.seconds else 0.0
-
-
 class ExchangeLog:
     """The last exchanges of a session."""
 
     def __init__(self, n_workers: int) -> None:
         self.exchanges: deque[EpochExchange] = deque(maxlen=KEPT)
-        self.links: tuple[LinkFigures, ...] = ()  # of the last exchange
         self.n_held: dict[int, int] = {}  # samples that each rank holds
         self.rate: float | None = None  # of links into workers, in bytes per second
         self.client_asked = 0.0  # when the client began to wait for the epoch
@@ -95,16 +78,11 @@ class ExchangeLog:
         participants: Iterable[int],
         delivery: str,
         addresses: dict[int, str],
-    ) -> EpochExchange:
+    ) -> None:
         """Add the exchange of a run, from the reports of the participants that have swapped to its epoch."""
         in_order = [reports.get(participant, NOTHING) for participant in participants]
         measured = [report.measures for report in in_order]
         measures = Measures.combined(measured)
-        self.links = tuple(
-            LinkFigures(receiver=name_of(receiver), sender=name_of(sender), nbytes=nbytes, seconds=seconds)
-            for receiver, report in sorted(reports.items())
-            for sender, (nbytes, seconds) in sorted(report.links.items())
-        )
         self.n_held = {rank: report.held for rank, report in reports.items() if rank != SERVER}
         if not get_delivery(delivery).needs_server:
             self.rate = next_rate(self.rate, rate_of(measured, measures.cpu_idle))
@@ -123,33 +101,25 @@ class ExchangeLog:
             training_before=tuple(report.training for report in in_order[: self._n_workers]),
         )
         self.exchanges.append(exchange)
-        return exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochFigures:
-    """What an epoch took.
+    """What an epoch took. Times of training are by rank, and None while the epoch lasts."""
 
-    ``training_seconds`` is the time of the tasks on the worker where it is longest; None while the epoch lasts.
-    ``rank_training_seconds`` leaves out what tasks waited for other ranks. ``sent_bytes`` and ``received_bytes`` are
-    in rank order, without what the server sent.
-    """
+    exchange: EpochExchange
+    training: tuple[TrainingTime, ...] | None
 
-    epoch: int
-    delivery: str
-    exchange_seconds: float
-    waited_seconds: float
-    training_seconds: float | None
-    sent_bytes: tuple[int, ...]
-    received_bytes: tuple[int, ...]
-    server_sent_bytes: int
-    store_bytes: int
-    rank_training_seconds: tuple[float, ...] = ()
+    @property
+    def training_seconds(self) -> float | None:
+        """Time of the tasks on the worker where it is longest."""
+        return None if self.training is None else max((rank.seconds for rank in self.training), default=0.0)
 
     def in_words(self) -> str:
         """The times, and the delivery."""
-        times = f"training {human_seconds(self.training_seconds)}, waiting {human_seconds(self.waited_seconds)}, "
-        return f"{times}exchange {human_seconds(self.exchange_seconds)} ({self.delivery})"
+        training, made = human_seconds(self.training_seconds), self.exchange
+        times = f"training {training}, waiting {human_seconds(made.waited_seconds)}, "
+        return f"{times}exchange {human_seconds(made.exchange_seconds)} ({made.delivery})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +141,8 @@ class Participant:
 class SessionSnapshot:
     """A session at a moment.
 
-    ``epoch`` is None before the first epoch of the session. ``links`` are those of the last exchange, if there are not
-    too many workers. ``slow_rank`` says in words which rank the others wait for; it is empty if there is none.
+    ``epoch`` is None before the first epoch of the session. ``slow_rank`` says in words which rank the others wait for;
+    it is empty if there is none.
     """
 
     session_id: str
@@ -184,7 +154,6 @@ class SessionSnapshot:
     waiting_for: str
     participants: tuple[Participant, ...]
     epochs: tuple[EpochFigures, ...]
-    links: tuple[LinkFigures, ...] = ()
     slow_rank: str = ""
 
     def progress(self) -> str:
@@ -194,16 +163,15 @@ class SessionSnapshot:
     def details(self) -> str:
         """What the session waits for, what the last epoch took, and which rank is slow, in words."""
         ended = [epoch for epoch in self.epochs if epoch.training_seconds is not None][-1:]
-        words = [f"epoch {epoch.epoch}: {epoch.in_words()}" for epoch in ended] + [self.slow_rank]
+        words = [f"epoch {epoch.exchange.epoch}: {epoch.in_words()}" for epoch in ended] + [self.slow_rank]
         return "; ".join([f", {self.waiting_for}" if self.waiting_for else "", *filter(None, words)])
 
     def _repr_html_(self) -> str:
-        links = {(link.receiver, link.sender): link for link in self.links}
-        return html_from("session", session=self, links=links, units=units)
+        return html_from("session", session=self, units=units)
 
 
 def snapshot_of(
-    spec: SessionSpec, machine: SessionMachine, log: ExchangeLog, addresses: Mapping[int, str], waiting_for: str
+    spec: SessionSpec, machine: SessionMachine, log: ExchangeLog, addresses: Mapping[int, str]
 ) -> SessionSnapshot:
     """What the coordinator of a session knows."""
 
@@ -214,18 +182,7 @@ def snapshot_of(
     # What an epoch's training took is known when the next one begins.
     training = [*(exchange.training_before or () for exchange in list(log.exchanges)[1:]), None]
     epochs = tuple(
-        EpochFigures(
-            epoch=exchange.epoch,
-            delivery=exchange.delivery,
-            exchange_seconds=exchange.exchange_seconds,
-            waited_seconds=exchange.waited_seconds,
-            training_seconds=None if ranks is None else max((rank.seconds for rank in ranks), default=0.0),
-            rank_training_seconds=tuple(rank.own for rank in ranks or ()),
-            sent_bytes=exchange.measures.wire_sent_bytes,
-            received_bytes=exchange.measures.wire_received_bytes,
-            server_sent_bytes=exchange.measures.server_sent_bytes,
-            store_bytes=exchange.measures.store_bytes,
-        )
+        EpochFigures(exchange=replace(exchange, addresses={}), training=ranks)
         for exchange, ranks in zip(log.exchanges, training, strict=False)
     )
     return SessionSnapshot(
@@ -235,15 +192,14 @@ def snapshot_of(
         row_nbytes=spec.dataset.layout.nbytes,
         epoch=machine.epoch if machine.epoch >= machine.first_epoch else None,
         phase="ready" if machine.is_ready else machine.phase.name.lower(),
-        waiting_for=waiting_for,
+        waiting_for=machine.waiting_for(),
         participants=tuple(
             Participant(name=name_of(number), address=address, state=state(number), held=log.n_held.get(number))
             # The ranks by number, then the server.
             for number, address in sorted(addresses.items(), key=lambda item: (item[0] == SERVER, item[0]))
         ),
         epochs=epochs,
-        links=log.links,
-        slow_rank=slow_rank_in_words([each.rank_training_seconds for each in epochs if each.rank_training_seconds]),
+        slow_rank=slow_rank_in_words([[rank.own for rank in epoch.training] for epoch in epochs if epoch.training]),
     )
 
 
@@ -251,36 +207,27 @@ Snapshots = Callable[[], list[SessionSnapshot]]
 
 
 class OpenSessions(RequestHandler):
-    """All open sessions, in a form."""
+    """The page of all open sessions."""
 
-    def initialize(self, snapshots: Snapshots, form: Callable[..., str]) -> None:
+    def initialize(self, snapshots: Snapshots, page: Callable[..., str]) -> None:
         """Keep the function that returns them, and what writes them."""
-        self.snapshots, self.form = snapshots, form
+        self.snapshots, self.page = snapshots, page
 
     async def get(self) -> None:
         """Answer a request."""
-        if self.request.path.endswith("json"):
-            self.set_header("Content-Type", "application/json")
-        self.write(await asyncio.to_thread(self.form, sessions=self.snapshots()))
-
-
-def _json(sessions: list[SessionSnapshot]) -> str:
-    return json.dumps([*map(asdict, sessions)])
+        self.write(await asyncio.to_thread(self.page, sessions=self.snapshots()))
 
 
 def add_page(scheduler: Scheduler, snapshots: Snapshots) -> None:
-    """Add the page to a scheduler's dashboard if it has one, and the JSON to its HTTP server in any case."""
+    """Add the page to a scheduler's dashboard, if it has one."""
     try:
         served = scheduler.http_application
         prefix = next((page.prefix for page in served.applications if hasattr(page, "prefix")), None)
-        forms: dict[str, Callable[..., str]] = {".json": _json}
         if prefix is not None:  # only the dashboard's application has one: no need to import Bokeh to find out
             variables = import_module("distributed.dashboard.scheduler").template_variables(scheduler)
             variables["plots"].append({"url": "dshuffle", "name": "dshuffle"})  # the menu "More..." of all pages
             layout = import_module("distributed.dashboard.components.scheduler").env.get_template("base.html")
-            forms[""] = partial(html_from, "page", layout=layout, **variables)
-        for ending, form in forms.items():
-            route = f"{prefix or ''}/dshuffle{ending}", OpenSessions, {"snapshots": snapshots, "form": form}
-            served.add_handlers(r".*", [route])
+            page = {"snapshots": snapshots, "page": partial(html_from, "page", layout=layout, **variables)}
+            served.add_handlers(r".*", [(f"{prefix}/dshuffle", OpenSessions, page)])
     except Exception:  # training must not depend on it
         logger.warning("dshuffle: its page could not be added to the dashboard", exc_info=True)

@@ -113,7 +113,6 @@ def planned(
             "packets": expected,
             "needed": expected,
             "expected": expected,
-            "arriving": expected - len(own.receives.get(STORE, ())),
             "leaving": own.n_sent,
             "digest": zlib.crc32(f"{DRAW_VERSION} {spec.n_samples} {spec.history} {spec.choices} {epoch}".encode()),
         }
@@ -175,11 +174,7 @@ class MemberAddresses(dict[int, str]):
 
 def as_participant(spec: SessionSpec, rank: int | None) -> dict[str, Any]:
     """The fields with which a worker reports to the scheduler."""
-    return {
-        "session_id": spec.session_id,
-        "participant": SERVER if rank is None else rank,
-        "secret": spec.secret,
-    }
+    return {"session_id": spec.session_id, "participant": SERVER if rank is None else rank}
 
 
 class WorkerSession:
@@ -610,10 +605,6 @@ class Rows(NamedTuple):
     prepared: asyncio.Future[Prepared]
 
 
-MOST_LINKS = 64
-"""With more workers, they do not tell the scheduler what came from whom."""
-
-
 class ExchangeRun:
     """One attempt at an epoch's exchange.
 
@@ -892,10 +883,8 @@ class ExchangeRun:
             watched_seconds=self._watched_seconds,
             cpu_idle=self._cpu_idle,
         )
-        links = {} if session.spec.shuffle.n_workers > MOST_LINKS else meter.links
         return Report(
             measures=measures,
             training=training_time,
-            links={sender: (link.nbytes, link.ended - link.begun) for sender, link in links.items()},
             held=0 if training is None else len(training.cache.index.sample_ids),
         )

@@ -38,7 +38,7 @@ from dshuffle.runtime.messages import (
     message_in,
     within,
 )
-from dshuffle.runtime.process import check_memory, note_reserved
+from dshuffle.runtime.process import check_memory
 from dshuffle.runtime.session_spec import LOCAL, SessionSpec
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here, made_in_thread
 from dshuffle.runtime.worker.session import WorkerSession, as_participant
@@ -155,15 +155,13 @@ class WorkerSessions(dict[str, WorkerSession]):
             reserved=self._reserved,
         )
         self._reserved[session_id] = nbytes
-        note_reserved(session_id, nbytes)
-        return spec if limit is None else spec.with_memory_limit(limit)
+        return spec if limit is None else dataclasses.replace(spec, memory_limit=limit)
 
     def _release(self, session_id: str) -> None:
         """Free what a session has beside itself: reserved memory, kept partitions, and signs of life."""
         if (signs := self._signs.pop(session_id, None)) is not None:
             signs.cancel()
-        if (nbytes := self._reserved.pop(session_id, None)) is not None:
-            note_reserved(session_id, -nbytes)
+        self._reserved.pop(session_id, None)
         self._kept.close(session_id)
 
     async def _open_now(self, spec: SessionSpec, rank: int | None, order: OpenOrder) -> None:

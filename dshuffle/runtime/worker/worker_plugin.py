@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import msgspec
 from distributed import Worker, get_worker
 from distributed.core import Server
 from distributed.diagnostics.plugin import WorkerPlugin
@@ -20,30 +19,10 @@ from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.exchange.transports import Transport
 from dshuffle.kernels import load_kernels
 from dshuffle.process_exit import end_without_last_collections
-from dshuffle.runtime.messages import (
-    AbortOrder,
-    BeginOrder,
-    BlockQuery,
-    CloseOrder,
-    CommitOrder,
-    EndCollectiveOrder,
-    KeptQuery,
-    MeanQuery,
-    MembersOrder,
-    OpenOrder,
-    Order,
-    PlanOrder,
-    RowsQuery,
-    SessionOrder,
-    TrainedQuery,
-    from_fields,
-    message_in,
-    replying,
-)
+from dshuffle.runtime.messages import OpenOrder, from_fields, place_of_key, replying
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.process import raise_limit
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL
-from dshuffle.runtime.task_keys import place_of_key
 from dshuffle.runtime.worker.session import WorkerSession
 from dshuffle.runtime.worker.sessions import WorkerSessions, hand_over, row_handlers
 
@@ -58,29 +37,31 @@ def is_worth_a_line(record: logging.LogRecord) -> bool:
     return True
 
 
-ATTACHED = ("spec", "cause", "values", "sample_ids", "numbers")
-"""What a message may have beside its fields: objects that Dask sends by itself."""
+async def open_session(sessions: WorkerSessions, spec: bytes, **order: Any) -> None:
+    """Open a session here."""
+    await sessions.open(from_fields(OpenOrder, order, "the scheduler"), spec)
 
-OPERATIONS: dict[str, tuple[type[Order], Callable[..., Any]]] = {
-    "open": (OpenOrder, WorkerSessions.open),
-    "status": (SessionOrder, WorkerSessions.status),
-    "commit": (CommitOrder, WorkerSessions.commit),
-    "close": (CloseOrder, WorkerSessions.close),
-    "kept": (KeptQuery, WorkerSessions.list_kept),
-    "rows": (RowsQuery, WorkerSessions.send_rows),
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "open": open_session,
+    "status": WorkerSessions.status,
+    "commit": WorkerSessions.commit,
+    "close": WorkerSessions.close,
+    "kept": WorkerSessions.list_kept,
+    "rows": WorkerSessions.send_rows,
 }
-"""What the scheduler and other workers may ask of a worker, by name: the fields of the message, and who answers it."""
+"""What the scheduler and other workers may ask of a worker, by name. The fields of a message are the arguments."""
 
-OF_SESSION: dict[str, tuple[type[Order], Callable[..., Any]]] = {
-    "block": (BlockQuery, WorkerSession.send_block),
-    "mean": (MeanQuery, WorkerSession.mean),
-    "end_collective": (EndCollectiveOrder, WorkerSession.fail_collective),
-    "members": (MembersOrder, WorkerSession.change_members),
-    "begin": (BeginOrder, WorkerSession.begin),
-    "plan_ahead": (PlanOrder, WorkerSession.plan_ahead),
-    "abort": (AbortOrder, WorkerSession.abort),
-    "training": (Order, WorkerSession.take_training_time),
-    "trained": (TrainedQuery, WorkerSession.trained),
+OF_SESSION: dict[str, Callable[..., Any]] = {
+    "block": WorkerSession.send_block,
+    "mean": WorkerSession.mean,
+    "end_collective": WorkerSession.fail_collective,
+    "members": WorkerSession.change_members,
+    "begin": WorkerSession.begin,
+    "plan_ahead": WorkerSession.plan_ahead,
+    "abort": WorkerSession.abort,
+    "training": WorkerSession.take_training_time,
+    "trained": WorkerSession.trained,
 }
 """What they may ask of an open session, in the same way."""
 
@@ -126,17 +107,17 @@ class DShuffleWorker(WorkerPlugin):
         self.torn_down = False
 
     async def setup(self, worker: Worker) -> None:
-        """Register the handlers, load the kernels, then send a hello to the scheduler."""
+        """Register the handlers, then load the kernels."""
         self.sessions = opened = WorkerSessions(worker)
         logging.getLogger("distributed.worker").addFilter(is_worth_a_line)
         if worker.nanny:  # it has a process of its own
             end_without_last_collections()
-        is_set_up, open_files = False, raise_limit()
+        is_set_up = False
+        raise_limit()
 
         async def protocol() -> dict[str, Any] | None:
             is_installed = isinstance(worker.plugins.get(PLUGIN), DShuffleWorker)
-            state = {"protocol": PROTOCOL, "is_set_up": is_set_up, "open_files": open_files}
-            return state if is_installed else None
+            return {"protocol": PROTOCOL, "is_set_up": is_set_up} if is_installed else None
 
         # Registered first, because Dask logs a traceback when a worker is asked for something that it does not know.
         worker.handlers["dshuffle_protocol"] = protocol
@@ -151,12 +132,7 @@ class DShuffleWorker(WorkerPlugin):
         except BaseException:
             worker.handlers.pop("dshuffle_protocol", None)
             raise
-        # From here on the scheduler can use this worker. The hello makes it check at once instead of waiting.
-        is_set_up = True
-        try:
-            message_in(await worker.scheduler.dshuffle_hello(), type(None), "the scheduler")
-        except OSError as error:  # the scheduler asks again; a worker must not fail to start because of it
-            logger.warning("dshuffle: the hello did not reach the scheduler: %s", error)
+        is_set_up = True  # from here on the scheduler can use this worker
 
     async def teardown(self, worker: Worker) -> None:
         """Let other workers read the partitions here, then close all sessions."""
@@ -183,20 +159,9 @@ def _sessions_of(worker: Worker, installed: weakref.ref[DShuffleWorker]) -> Work
 
 def _carry_out(sessions: Callable[[], WorkerSessions], operation: str, **message: Any) -> Any:
     """Carry out what another process asks for."""
-    owner: WorkerSessions | WorkerSession = sessions()
-    kind, method = OF_SESSION.get(operation) or OPERATIONS[operation]
-    attached = {name: message.pop(name) for name in ATTACHED if name in message}
-    if operation in OF_SESSION:
-        owner = sessions().session(message["session_id"])
-        if not issubclass(kind, SessionOrder):
-            del message["session_id"]
-    fields = from_fields(kind, message, f"the process that asked for {operation!r}")
-    if isinstance(fields, OpenOrder):
-        return method(owner, fields, **attached)
-    named = msgspec.structs.asdict(fields)
-    if operation in OF_SESSION:
-        named.pop("session_id", None)
-    return method(owner, **named, **attached)
+    if operation in OPERATIONS:
+        return OPERATIONS[operation](sessions(), **message)
+    return OF_SESSION[operation](sessions().session(message.pop("session_id")), **message)
 
 
 def partition_on(worker: Worker, session_id: str, rank: int, epoch: int) -> AbstractContextManager[Partition]:

@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.errors import ClusterError
 
 from ..conftest import OPTIONS, address_of, task_that_checks
 
@@ -104,75 +104,6 @@ def test_too_few_workers(labelled):
         pytest.raises(ClusterError, match=r"only 1 of min_workers=2 workers .* 1 s\. .*\(dshuffle.timeout\)"),
     ):
         Shuffler(client, labelled, min_workers=2)
-
-
-def test_values_that_are_not_allowed(labelled):
-    with (
-        LocalCluster(n_workers=1, processes=False, memory_limit=0, **OPTIONS) as cluster,
-        Client(cluster) as client,
-    ):
-        with pytest.raises(InvalidParameter, match="elastic is not allowed: the sharding 'given' was given"):
-            Shuffler(client, labelled, elastic=True, sharding=np.zeros(1000, int))
-        with pytest.raises(InvalidParameter, match="elastic='yes' is not allowed; it must be True or False"):
-            Shuffler(client, labelled, elastic="yes")
-        with pytest.raises(InvalidParameter, match="min_workers=0"):
-            Shuffler(client, labelled, min_workers=0)
-        with pytest.raises(
-            InvalidParameter, match="on_loss='shrink' is not allowed; it must be one of 'replace', 'rai"
-        ):
-            Shuffler(client, labelled, on_loss="shrink")
-
-
-@pytest.mark.parametrize("assignment", ["global", "local", "partial:0.3"])
-def test_an_elastic_session_is_resumed(labelled, checked, assignment):
-    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
-        with Shuffler(client, labelled, elastic=True, assignment=assignment) as shuffler:
-            for epoch in shuffler.epochs(3):
-                futures = epoch.map(checked)
-                client.gather(futures)
-                if epoch.number == 0:
-                    cluster.scale(3)
-                    client.wait_for_workers(3)
-            assert shuffler.n_workers == 3
-            [epoch] = shuffler.epochs(1)
-            done = client.gather(epoch.map(lambda partition: (partition.mark_trained(7), partition.sample_ids[:7])[1]))
-            state = shuffler.state_dict()
-        assert state["trained"] == [[7, 7, 7]]
-        assert len(state["changes"]) == (assignment != "global")
-        cluster.scale(2)
-        with Shuffler.resume(client, labelled, state, elastic=True) as shuffler:
-            [epoch] = shuffler.epochs(1)
-            left = client.gather(epoch.map(checked))
-            assert np.array_equal(np.sort(np.concatenate([*done, *left])), np.arange(1000))
-            [epoch] = shuffler.epochs(1)
-            assert np.array_equal(np.sort(np.concatenate(client.gather(epoch.map(checked)))), np.arange(1000))
-
-
-@pytest.mark.parametrize("assignment", ["global", "partial:0.3"])
-@pytest.mark.parametrize("when", ["before the first epoch", "in the first epoch"])
-def test_workers_join_a_session_that_was_resumed_in_the_middle_of_an_epoch(labelled, checked, when, assignment):
-    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
-
-        def grow(n_workers):
-            cluster.scale(n_workers)
-            client.wait_for_workers(n_workers)
-
-        with Shuffler(client, labelled, assignment=assignment) as shuffler:
-            [epoch] = shuffler.epochs(1)
-            done = client.gather(
-                epoch.map(lambda partition: (partition.mark_trained(90), partition.sample_ids[:90])[1])
-            )
-            state = shuffler.state_dict()
-        with Shuffler.resume(client, labelled, state, elastic=True) as shuffler:
-            if when == "before the first epoch":
-                grow(3)
-            for epoch in shuffler.epochs(3):
-                samples = client.gather(epoch.map(checked))
-                if epoch.number == 0:
-                    samples += done
-                    grow(4)
-                assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
-            assert shuffler.n_workers == 4
 
 
 def test_a_worker_that_does_not_answer_is_left_out(new_processes, labelled, check_ids, within):

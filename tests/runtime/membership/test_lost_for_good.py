@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 
 import dask
@@ -144,26 +143,6 @@ def test_a_loop_that_misses_calls_of_an_epoch_gets_it_again(lonely, labelled, ch
     assert numbers == [0, 0, 1]
 
 
-def test_ranks_that_run_together_start_again_on_fewer_workers(lonely, labelled, within):
-    def total(partition, group):
-        time.sleep(0.3)
-        mean = group.mean(partition["y"].sum())
-        time.sleep(0.3)
-        return float(group.mean(mean) * group.size)
-
-    totals = []
-    with Shuffler(lonely, labelled, elastic=True) as shuffler:
-        for epoch in shuffler.epochs(3):
-            if epoch.number == 1 and shuffler.n_workers == 3:
-                threading.Timer(0.4, kill, (lonely, shuffler.addresses[1])).start()
-            try:
-                totals.append(within(40, lambda epoch=epoch: epoch.together(total)))
-            except WorkerLost:
-                continue
-    assert [len(each) for each in totals] == [3, 2, 2]
-    assert np.unique(np.concatenate(totals)) == pytest.approx([sum(range(1000))])
-
-
 def test_partitions_of_a_session_that_was_lost_are_freed_after_a_while(lonely, labelled, checked, within, eventually):
     def n_open(dask_worker):
         return len(dask_worker.plugins["dshuffle"].sessions.ids)
@@ -178,18 +157,6 @@ def test_partitions_of_a_session_that_was_lost_are_freed_after_a_while(lonely, l
     shuffler.close()
     assert sorted(lonely.run(n_open).values()) == [1, 1]
     eventually(lambda: sorted(lonely.run(n_open).values()) == [0, 0])
-
-
-def test_tasks_that_come_after_the_loss_say_so(lonely, labelled, checked, within):
-    shuffler = Shuffler(lonely, labelled, on_loss="raise")
-    [epoch] = shuffler.epochs(1)
-    kill(lonely, shuffler.addresses[2])
-    with pytest.raises(WorkerLost):
-        within(30, lambda: [(time.sleep(0.2), shuffler.state_dict()) for _ in range(60)])
-    for future in within(30, lambda: epoch.map(checked)):
-        with pytest.raises(WorkerLost, match="rank 2"):
-            within(30, future.result)
-    shuffler.close()
 
 
 @pytest.mark.parametrize("assignment", ["local", "partial:0.1"])

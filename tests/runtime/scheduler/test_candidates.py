@@ -10,7 +10,7 @@ import pytest
 from distributed import Status
 
 from dshuffle.process_state import worker_process_runs
-from dshuffle.runtime.scheduler.members import Candidates, process_runs
+from dshuffle.runtime.scheduler.members import Candidates, process_runs, why_unfit
 from dshuffle.runtime.session_spec import EVERY_WORKER, PROTOCOL
 from dshuffle.runtime.settings import Settings
 
@@ -44,10 +44,9 @@ def test_why_a_worker_cannot_take_a_rank(reply: Any, reason: str) -> None:
     spec: Any = SimpleNamespace(addresses={}, choice=EVERY_WORKER)
 
     async def find() -> None:
-        candidates = Candidates(scheduler_with(reply), spec)
-        worker, why_unfit = await candidates.find("tcp://10.0.0.1:1", [], serves=False)
+        worker = await Candidates(scheduler_with(reply), spec).find("tcp://10.0.0.1:1", [], serves=False)
         assert (worker is None) is bool(reason)
-        assert why_unfit == (f"{WORKER} {reason}" if reason else "")
+        assert why_unfit(reply) == reason
 
     asyncio.run(find())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dshuffle.errors import CacheBudgetError, DatasetChanged, WorkerLost
+from dshuffle.errors import CacheBudgetError, WorkerLost
 from dshuffle.runtime.scheduler.machine import (
     ParticipantDropped,
     PhaseOrder,
@@ -49,41 +49,6 @@ def test_nobody_comes() -> None:
     assert isinstance(ended.error, WorkerLost)
 
 
-def test_why_nobody_could_take_a_rank_is_said() -> None:
-    machine = replacing_machine(2)
-    machine.lost([1], "has left", 0.0)
-    machine.unfit_reasons[1] = "worker 7 has another version of dshuffle"
-    [ended] = machine.not_replaced([1], 1.0)
-    assert str(ended.error).startswith("rank 1 has left; worker 7 has another version of dshuffle. No other worker")
-
-
-def test_why_a_rank_could_not_be_restored_is_said_although_the_worker_left_later() -> None:
-    machine = replacing_machine(2)
-    machine.lost([1], "has left", 0.0)
-    for moment in (1.0, 2.0):
-        _, restore = machine.replaced(1, moment)
-        assert machine.refused(restore, DatasetChanged("the dataset is another one"), moment) == [
-            ReplacementSearch((1,))
-        ]
-    machine.replaced(1, 3.0)
-    assert machine.lost([1], "has left again", 3.0) == [ReplacementSearch((1,))]
-    [ended] = machine.not_replaced([1], 4.0)
-    reason = "rank 1 has left again; rank 1 cannot take a lost rank (the dataset is another one). No other worker"
-    assert str(ended.error).startswith(reason)
-
-
-def test_why_another_worker_could_not_take_a_rank_is_forgotten_once_one_has() -> None:
-    machine = replacing_machine(2)
-    machine.lost([1], "has left", 0.0)
-    machine.unfit_reasons[1] = "worker 7 is still being set up"
-    machine.replaced(1, 2.0)
-    machine.answered(given_order(machine, "restore", 1, 0), None, 3.0)
-    machine.answered(given_order(machine, "members", 0, 0), None, 3.1)
-    machine.lost([1], "has left again", 4.0)
-    [ended] = machine.not_replaced([1], 5.0)
-    assert str(ended.error).startswith("rank 1 has left again. No other worker")
-
-
 def test_nobody_comes_for_a_participant_that_is_optional() -> None:
     machine = replacing_machine(2, optional=(1,))
     machine.advance(0.0)
@@ -91,19 +56,6 @@ def test_nobody_comes_for_a_participant_that_is_optional() -> None:
     assert machine.answered(given_order(machine, "abort", 0, 1), None, 1.1) == [ReplacementSearch((1,))]
     assert machine.not_replaced([1], 2.0) == [ParticipantDropped(1), PhaseOrder("begin", 0, 2)]
     assert machine.participants == (0,)
-
-
-def test_if_all_ranks_are_replaced_one_after_the_other_the_session_goes_on() -> None:
-    machine = replacing_machine(2)
-    machine.advance(0.0)
-    machine.lost([1], "has left", 0.1)
-    machine.answered(given_order(machine, "abort", 0, 1), None, 0.2)
-    machine.replaced(1, 0.3)
-    machine.lost([0], "has left", 0.4)
-    assert machine.replaced(0, 0.5) == [PhaseOrder("restore", 0, 1), PhaseOrder("restore", 1, 1)]
-    machine.answered(given_order(machine, "restore", 0, 0), None, 0.6)
-    instructions = machine.answered(given_order(machine, "restore", 1, 0), None, 0.7)
-    assert instructions == [RanksRestored((0, 1)), PhaseOrder("begin", 0, 2), PhaseOrder("begin", 1, 2)]
 
 
 def test_a_worker_that_cannot_take_a_rank_does_not_end_the_session() -> None:

@@ -88,7 +88,7 @@ def test_a_task_that_hangs_fails_the_epoch_after_the_timeout_and_not_the_session
         now += 5.5
         assert PhaseOrder("commit", 1, 1) in instructions
     [failed] = [instruction for instruction in instructions if isinstance(instruction, CallEnded)]
-    assert "the next epoch cannot begin: waiting to begin epoch 0: rank 1" in str(failed.error)
+    assert "the next epoch cannot begin: waiting to begin epoch 0: rank 1: 1 task still running" in str(failed.error)
     assert machine.advance(now) == []
     [committed] = machine.answered(given_order(machine, "commit", 1, 1), COMMITTED, now)
     assert isinstance(committed, EpochCommitted)
@@ -120,20 +120,19 @@ SERVED = Counts(digest=1, expected=3, rows=1)  # of a server that does not train
         ([counts([0, 3], [0, 1], digest=2), counts([1, 2], [2, 3]), SERVED], "the workers made different plans. Inst"),
         (
             [counts([0, 3], [0, 1]), counts([1, 3], [2, 3]), SERVED],
-            r"as many samples as are due \(4\), but not the same",
+            "drew 4 samples, which are not the 4 that are due",
         ),
-        ([counts([1, 2], [0, 1]), counts([0, 3, 3], [2, 3]), SERVED], "drew 5 samples, but 4 are due"),
+        (
+            [counts([1, 2], [0, 1]), counts([0, 3, 3], [2, 3]), SERVED],
+            "drew 5 samples, which are not the 4",
+        ),
         (
             [counts([1, 2], [0, 1]), counts([3], [2, 3]), SERVED],
-            "drew 3 samples, but 4 are due. .* the same build of d",
+            "drew 3 samples, which are not the 4 that are due. .* the same build of d",
         ),
         (
             [counts([0, 3], [0, 1]), counts([1, 2], [2, 3]), dataclasses.replace(SERVED, rows=0)],
             "2 rows arrived, but 3 were expected",
-        ),
-        (
-            [counts([0], [0], leaving=2, arriving=1, expected=1), counts([1], [1], leaving=0, arriving=0, expected=1)],
-            "planned to send 2 rows and to receive 1",
         ),
     ],
 )

@@ -75,20 +75,6 @@ def test_time_in_which_the_scheduler_was_blocked_does_not_count_as_silence() -> 
     assert ends(machine, 40.0 + HEARTBEAT - 1, 41.0 + HEARTBEAT)
 
 
-def test_a_worker_whose_answers_are_late_is_not_lost_while_it_gives_signs_of_life() -> None:
-    machine = machine_of(2)
-    machine.advance(0.0)
-    machine.voted(1, 0, vote(), 0.1)
-    now = 0.1
-    while now < 10 * HEARTBEAT:
-        assert not ends(machine, now, now + HEARTBEAT - 1)
-        now += HEARTBEAT - 1
-        machine.alive(1, now)
-    assert not ends(machine, now, now + HEARTBEAT - 0.5)
-    [ended] = ends(machine, now + HEARTBEAT - 0.5, now + HEARTBEAT + 0.5)
-    assert "rank 1 has not answered for 15 s" in str(ended.error)
-
-
 def test_bytes_that_arrive_at_another_worker_count_from_when_they_arrived() -> None:
     machine = machine_of(2)
     machine.advance(0.0)
@@ -108,13 +94,11 @@ def test_a_worker_whose_process_runs_is_waited_for_and_named() -> None:
     while now < 5 * HEARTBEAT:
         questions = [told for told in machine.tick(now) if isinstance(told, ProcessQuestion)]
         for question in questions:
-            assert question == ProcessQuestion(1, question.silent_seconds)
+            assert question == ProcessQuestion(1, question.silent_seconds, machine.turn)
             assert machine.note_running(question, now + 0.1) == []
         now += 0.5
-    assert machine.waiting_for() == (
-        "waiting for the samples of epoch 0: rank 1 does not answer, but its process runs: a task may hold Python's "
-        "global lock"
-    )
+    words = "waiting for the samples of epoch 0: rank 1: no answer, but its process runs: a task may hold"
+    assert machine.waiting_for().startswith(words)
     state = MemberState(open=True, run_id=1, arrived=0.5)
     assert machine.answered(given_order(machine, "status", 1, 1), state, now) == []
     assert machine.waiting_for() == "waiting for the samples of epoch 0: rank 1 has 50%"
@@ -163,14 +147,3 @@ def test_an_answer_about_a_process_does_not_speak_for_the_next_worker_of_the_ran
     assert "its process runs" not in machine.waiting_for()
     assert ReplacementSearch((1,)) not in pass_time(machine, 6.3, 6.2 + HEARTBEAT - 0.5)
     assert ReplacementSearch((1,)) in pass_time(machine, 6.2 + HEARTBEAT - 0.5, 6.2 + HEARTBEAT + 0.5)
-
-
-def test_workers_that_retire_and_servers_may_be_lost_often() -> None:
-    machine = replacing_machine(2, optional=[1])
-    now = 0.0
-    for rank, options in [(0, {"retires": True})] * (MOST_LOSSES + 2) + [(1, {})] * (MOST_LOSSES + 2):
-        lost = machine.lost([rank], "has left", now := now + 1, **options)
-        assert lost == [ReplacementSearch((rank,))]
-        machine.replaced(rank, now)
-        machine.answered(given_order(machine, "restore", rank, machine.n_runs), None, now)
-        machine.answered(given_order(machine, "members", 1 - rank, 0), None, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -88,18 +88,8 @@ class Workload:
         on_loss = rng.choices(ON_LOSS, [3, 1, 4])[0]
         return cls(calls, fetches, late, ahead, on_loss, rng.randrange(EPOCHS) if rng.random() < 0.3 else -1)
 
-    def simpler(self) -> list[Workload]:
-        """The same with one thing less, each."""
-        plain = Workload()
-        fields = [field.name for field in dataclasses.fields(self)]
-        return [
-            dataclasses.replace(self, **{name: getattr(plain, name)})
-            for name in fields
-            if getattr(self, name) != getattr(plain, name)
-        ]
-
     def values(self) -> dict[str, str]:
-        """What it is like, for :class:`~tests.runtime.simulation.coverage.Coverage`."""
+        """What it is like, for :the coverage."""
         return {
             "calls": "+".join(self.calls),
             "fetches": self.fetches,
@@ -161,25 +151,6 @@ class Schedule:
         faults |= {BUILD} if rng.random() < 0.05 else set()
         return cls(seed, way, n_workers, EPOCHS, frozenset(faults), workloads, dedicated, spare, on_disk)
 
-    def smaller(self) -> list[Schedule]:
-        """Schedules with less in them, to look at in place of this one if they fail as well."""
-        fewer = [dataclasses.replace(self, faults=self.faults - {fault}) for fault in sorted(self.faults)]
-        if len(self.workloads) > 1:
-            fewer += [dataclasses.replace(self, workloads=(workload,)) for workload in self.workloads]
-        if self.epochs > 1:
-            fewer.append(dataclasses.replace(self, epochs=self.epochs - 1))
-        for place, workload in enumerate(self.workloads):
-            for simpler in workload.simpler():
-                workloads = (*self.workloads[:place], simpler, *self.workloads[place + 1 :])
-                fewer.append(dataclasses.replace(self, workloads=workloads))
-        if self.spare:
-            fewer.append(dataclasses.replace(self, spare=False))
-        if self.on_disk:
-            fewer.append(dataclasses.replace(self, on_disk=False))
-        if self.n_workers > 2 + self.dedicated:
-            fewer.append(dataclasses.replace(self, n_workers=self.n_workers - 1))
-        return fewer
-
     def values(self, happened: Iterable[str]) -> list[tuple[str, str]]:
         """All that the schedule is like: aspect and value. Of the faults, those that happened."""
         way = WAYS[self.way]
@@ -197,3 +168,10 @@ class Schedule:
             *(("fault", fault) for fault in happened if fault in FAULTS),
         ]
         return sorted(set(found))
+
+
+@functools.cache
+def possible() -> set[tuple[str, str]]:
+    """What can be covered: values of the schedules of many seeds, all of whose faults happen."""
+    schedules = (Schedule.of(seed) for seed in range(5_000))
+    return {value for schedule in schedules for value in schedule.values(schedule.faults)}

@@ -59,7 +59,6 @@ def sessions(monkeypatch: pytest.MonkeyPatch, reserved: dict[str, int]) -> Worke
         """Say nothing."""
 
     monkeypatch.setattr(module, "SessionSpec", types.SimpleNamespace(unpacked=unpacked))
-    monkeypatch.setattr(module, "note_reserved", lambda session_id, nbytes: None)
     monkeypatch.setattr(WorkerSessions, "_reserve", reserve)
     monkeypatch.setattr(WorkerSessions, "_give_signs", give_no_signs)
     sessions = WorkerSessions(worker)
