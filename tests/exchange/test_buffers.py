@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.exchange import comms as buffers
 from dshuffle.exchange.comms import Buffer, BufferPool
-from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.mailboxes import MessageId
 from dshuffle.rows import RowLayout
 
 LAYOUT = RowLayout.of({"x": (np.dtype("u1"), (2**16,))})
@@ -92,10 +91,10 @@ def test_what_was_not_given_back_is_not_used_again(shared: bool) -> None:
 def test_without_shared_memory_messages_get_other_buffers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(nbytes: int) -> None:
+    def refuse(*_: object) -> None:
         raise OSError("too many open files")
 
-    monkeypatch.setattr(buffers, "SharedMemory", refuse)
+    monkeypatch.setattr(os, "memfd_create", refuse)
     pool = BufferPool(LAYOUT, ROWS, size=2)
     assert [pool.take(message(i), ROWS, shared=True).place for i in range(2)] == [None, None]
     assert caplog.text.count("use the network: too many open files") == 1

@@ -113,7 +113,7 @@ def test_a_row_of_several_packets_that_came_out_wrong_never_counts_as_right(last
 def test_a_message_of_another_shape_is_refused(n_rows: int, nbytes: int, n_checksums: int) -> None:
     world = pair()
     rows, checksums = np.zeros((n_rows, nbytes), np.uint8), np.zeros(n_checksums, np.uint32)
-    words = rf"rows \({n_rows}, {nbytes}\) and checksums \({n_checksums},\); 1 packets of 21 bytes were expected"
+    words = rf"rows \({n_rows}, {nbytes}\) and checksums \({n_checksums},\); 1 rows of 21 bytes were expected"
     with pytest.raises(ExchangeError, match=words):
         world.ranks[0].decoder.unpack(0, 1, rows, checksums)
     world.finish()

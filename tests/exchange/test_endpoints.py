@@ -13,7 +13,8 @@ import pytest
 
 from dshuffle.errors import CorruptChunk, DatasetError
 from dshuffle.exchange.comms import Refusal
-from dshuffle.exchange.messages import Flow, LeavingRows, MessageId
+from dshuffle.exchange.mailboxes import MessageId, flows_of_samples
+from dshuffle.exchange.transports import leaving
 
 Fields = dict[str, Any]
 SERVER, STORE = -1, -2
@@ -24,7 +25,7 @@ REASONS = [  # what the faulty network does, three times to one message
     "TimeoutError: reply lost" + NO_STORE,
     "OSError: acknowledgement lost" + NO_STORE,
     "arrived corrupted" + NO_STORE,
-    "does not run dshuffle (its reply was None)" + NO_STORE,
+    "a reply that cannot be read: Expected `object`, got `null`" + NO_STORE,
 ]
 
 
@@ -176,14 +177,8 @@ def test_a_message_that_is_always_corrupted_names_its_sample(new_cluster: Any) -
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (
-            None,
-            "rank {} does not run dshuffle (its reply was None)" + NO_STORE,
-        ),
-        (
-            {},
-            "rank {} does not run dshuffle (its reply was {{}})" + NO_STORE,
-        ),
+        (None, "rank {} sent a reply that cannot be read: Expected `object`, got `null`" + NO_STORE),
+        ({}, "rank {} sent a reply that cannot be read: Object missing required field `status`" + NO_STORE),
         ({"status": "refused", "reason": "closed", "again": False}, "closed"),
         (
             {"status": "refused", "reason": "busy", "again": True},
@@ -261,8 +256,8 @@ def test_requests_before_the_run_wait_for_it_and_after_it_are_refused(new_cluste
         cluster.commit()
         assert not request.done()
         source = asyncio.get_running_loop().create_future()
-        source.set_result(LeavingRows(cluster.truth, np.arange(5)))
-        sender.begin(3, {0: Flow.evenly(0, 5, at_most=3)}, source)
+        source.set_result(leaving(cluster.truth.pack, np.arange(5)))
+        sender.begin(3, flows_of_samples({0: np.arange(5)}, at_most=3)[1], source)
         assert await request == Refusal("this run has 2 messages for destination 0")
         for run_id in (1, 2):
             reply = await sender.serve(MessageId(run_id, SERVER, 0, 0))

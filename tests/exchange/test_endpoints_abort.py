@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dshuffle.exchange.messages import ArrivingRows, MessageId
+from dshuffle.exchange.mailboxes import MessageId
+from dshuffle.exchange.transports import ArrivingRows
 
 SERVER, STORE = -1, -2
 

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from dshuffle.errors import ExchangeError
-from dshuffle.exchange.jobs import TOGETHER_NBYTES, JobQueue
+from dshuffle.exchange.endpoints import TOGETHER_NBYTES, JobQueue
 
 
 def play(scenario, n_threads=2):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from dshuffle.exchange.transports import PacketTransport, Transport
-from dshuffle.planning import SERVER, Choices, ShuffleSpec
+from dshuffle.planning import SERVER, Choices, EpochPlanner, ShuffleSpec
 from dshuffle.planning.planner import OwnPlanner
 from dshuffle.rows import RowLayout
+
+LAYOUT = RowLayout.of({"x": (np.dtype("u1"), (1000,))})
 
 
 @pytest.mark.parametrize(
@@ -18,17 +18,16 @@ from dshuffle.rows import RowLayout
     [("pipelined", 2, 2), ("pipelined", 3, 1), ("pipelined", 9, 1), ("ring", 4, None), ("unicast", 2, None)],
 )
 def test_a_server_sends_equally_many_messages_at_a_time_to_workers_that_pass_them_on(relay, n_workers, each):
-    spec = SimpleNamespace(n_workers=n_workers, choices=Choices(relay=relay))
-    transport = SimpleNamespace(limits=SimpleNamespace(window=4), spec=spec)
-    answered = PacketTransport.answered_to_one_by
-    assert answered(transport, SERVER) == each
-    assert answered(transport, 0) is None
+    planner = EpochPlanner(ShuffleSpec(400, n_workers, Choices(delivery="coded", relay=relay)))
+    planner.load()
+    plan = planner.advance()
+    parts = {SERVER: plan.for_worker(SERVER)}
+    assert PacketTransport(planner.spec, parts, plan, LAYOUT, 2**20, 2**22).routed().messages.of_server == (4, each)
 
 
 @pytest.mark.parametrize("rate", [None, 1e6, 1e9])
 def test_a_pair_of_workers_has_one_request_where_rows_are_few(rate):
-    spec, limits = ShuffleSpec(3200, 32, Choices()), SimpleNamespace(message_bytes=2**23, window_bytes=2**25, window=4)
-    layout = RowLayout.of({"x": (np.dtype("u1"), (1000,))})
-    transport = Transport(spec, {3: OwnPlanner(spec, 3).plan(1, "peer")}, None, layout, limits)
+    spec = ShuffleSpec(3200, 32, Choices())
+    transport = Transport(spec, {3: OwnPlanner(spec, 3).plan(1, "peer")}, None, LAYOUT, 2**23, 2**25)
     flows = transport.with_messages(rate).messages
     assert {flow.n_messages for _, each in (flows.sends[3], flows.receives[3]) for flow in each.values()} == {1}

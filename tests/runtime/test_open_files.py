@@ -1,19 +1,16 @@
-"""Limits of open files: workers raise theirs, sessions say what they need, and idle connections are closed."""
+"""Limits of open files: workers raise theirs, and sessions say what they need."""
 
 from __future__ import annotations
 
 import resource
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from distributed import Client
 
 from dshuffle import Shuffler
-from dshuffle.exchange.comms import DaskNetwork
 from dshuffle.runtime.process import too_few_files
-from dshuffle.runtime.worker import session, worker_plugin
+from dshuffle.runtime.worker import worker_plugin
 
 
 @pytest.mark.slow
@@ -47,31 +44,3 @@ def test_whose_limits_are_too_low() -> None:
     assert words.startswith("2 of 4 workers may have fewer than the 1575 open files that this session needs, b only 1")
     assert "ulimit -Hn" in words
     assert too_few_files(limits, 100) == ""
-
-
-@pytest.mark.parametrize(("most", "closed"), [(3, False), (2, True)])
-def test_idle_connections_above_a_bound_are_closed(most: int, closed: bool) -> None:
-    collected: list[bool] = []
-    pool = SimpleNamespace(available={"a": {1, 2}, "b": {3}, "c": set()}, collect=lambda: collected.append(True))
-    network: Any = SimpleNamespace(_worker=SimpleNamespace(rpc=pool))
-    DaskNetwork.close_idle(network, most)
-    assert bool(collected) is closed
-
-
-def test_epochs_go_on_after_connections_were_closed(
-    cluster_of: Any, small: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "MOST_IDLE", 0)
-
-    def idle(dask_worker: Any) -> int:
-        return sum(map(len, dask_worker.rpc.available.values()))
-
-    with (
-        cluster_of({str(name): {} for name in range(4)}) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small) as shuffler,
-    ):
-        for epoch in shuffler.epochs(3):
-            parts = client.gather(epoch.map(lambda partition: partition["y"].copy()))
-            np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
-        assert max(client.run(idle).values()) < 3  # one to each other worker without the bound

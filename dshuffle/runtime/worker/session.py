@@ -23,14 +23,13 @@ from distributed import Worker
 from distributed.protocol.serialize import to_serialize
 from numpy.typing import NDArray
 
-from dshuffle.errors import CacheBudgetError, DShuffleError, ExchangeError, PeerFailed, PlanError, StaleEpoch
+from dshuffle.errors import CacheBudgetError, DShuffleError, ExchangeError, PeerFailed, StaleEpoch
 from dshuffle.exchange.cache_partition import CachePartition, Swap
 from dshuffle.exchange.comms import BufferPool, DaskNetwork, Refusal, Reply, RowsReply, sent
-from dshuffle.exchange.endpoints import Meter, Receiver, RowSink, RowSource, Sender, has_result
-from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.mailboxes import Inbox, Outbox
-from dshuffle.exchange.messages import MessageId, rows_per_message
-from dshuffle.exchange.transports import MessageLimits, Transport, transport_of
+from dshuffle.exchange.endpoints import JobQueue, Meter, Receiver, Sender, has_result
+from dshuffle.exchange.kept_partition import PartitionOnDisk
+from dshuffle.exchange.mailboxes import Inbox, MessageId, Outbox, rows_per_message
+from dshuffle.exchange.transports import RowSink, RowSource, Transport, transport_of
 from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, ShuffleSpec, get_delivery, name_of
 from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 from dshuffle.planning.randomness import DRAW_VERSION
@@ -52,9 +51,9 @@ from dshuffle.runtime.messages import (
     to_fields,
 )
 from dshuffle.runtime.partition import EpochLock, Partition, View
-from dshuffle.runtime.process import MOST_IDLE, ProcessorTimes, for_partition, partition_nbytes
+from dshuffle.runtime.process import ProcessorTimes, for_partition, partition_nbytes
 from dshuffle.runtime.session_spec import SessionSpec
-from dshuffle.runtime.worker.disk import PartitionOnDisk
+from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.loading import (
     READING_COST,
     READING_NBYTES,
@@ -96,36 +95,28 @@ def planned(
     delivery: str,
     participants: Sequence[int],
     layout: RowLayout,
-    limits: MessageLimits,
+    settings: Settings,
 ) -> Planned:
     """Plan an epoch: the planner's next one, one that it has just planned, or with :data:`RESTORE` any one."""
-    started = time.perf_counter()
-    restores = delivery == RESTORE
+    started, spec, restores = time.perf_counter(), planner.spec, delivery == RESTORE
     made: EpochPlan | None = None
     if isinstance(planner, OwnPlanner):
         if restores:
-            planner = OwnPlanner(dataclasses.replace(planner.spec, first_epoch=epoch), planner.rank)
-            delivery = planner.spec.choices.delivery
-        own, spec = planner.plan(epoch, delivery), planner.spec
+            planner = OwnPlanner(dataclasses.replace(spec, first_epoch=epoch), planner.rank)
+            delivery = spec.choices.delivery
+        own = planner.plan(epoch, delivery)
         parts, shares, broadcast = {planner.rank: own}, planner.shares(epoch), own.own[:0]
-        expected = own.n_received
-        summary = {
-            "packets": expected,
-            "needed": expected,
-            "expected": expected,
-            "arriving": expected - len(own.receives.get(STORE, ())),
+        summary = dict.fromkeys(("packets", "needed", "expected"), own.n_received) | {
+            "arriving": own.n_received - len(own.receives.get(STORE, ())),
             "leaving": own.n_sent,
             "digest": zlib.crc32(f"{DRAW_VERSION} {spec.n_samples} {spec.history} {spec.choices} {epoch}".encode()),
         }
     else:
-        spec = planner.spec
         made = planner.load(epoch) if restores else planner.current or planner.load()
         if made.epoch < epoch:
             made = planner.advance(delivery)
         elif epoch > spec.first_epoch and not restores:  # planned by an earlier call, perhaps for another delivery
             made = planner.again(epoch, delivery)
-        if made.epoch != epoch:
-            raise PlanError(f"epoch {epoch} was to be planned, but the planner is at epoch {made.epoch}")
         parts = {participant: made.for_worker(participant) for participant in participants}
         shares, broadcast = made.shares, made.broadcast
         summary = {} if restores else {
@@ -135,7 +126,8 @@ def planned(
             "digest": made.digest(),
         }  # fmt: skip
     moves = epoch > spec.first_epoch and spec.choices.has_exchange(epoch) and not restores
-    transport = (transport_of(delivery) if moves else Transport)(spec, parts, made, layout, limits).routed()
+    kind = transport_of(delivery) if moves else Transport
+    transport = kind(spec, parts, made, layout, settings.message_bytes, settings.window_bytes).routed()
     return Planned(transport, summary, time.perf_counter() - started, shares, broadcast)
 
 
@@ -222,15 +214,12 @@ class WorkerSession:
         in_chunks = shuffle.chunk_rows if shuffle.choices.assignment.in_chunks else 1
         blocks = RowBlocks(dataset, shuffle.n_workers, in_chunks)
         held = 0 if rank is None else partition_nbytes(shuffle, layout, on_disk=spec.options.on_disk, rank=rank)
-        limit, largest = (
-            worker.memory_manager.memory_limit,
-            READING_COST * max(blocks.nbytes(one.first) for one in blocks.groups),
-        )
+        limit = worker.memory_manager.memory_limit
+        largest = READING_COST * max(blocks.nbytes(one.first) for one in blocks.groups)
         if limit and largest > READING_NBYTES and held + largest > limit:
             raise CacheBudgetError(
-                f"reading a chunk takes {largest} bytes; beside a partition of {held} bytes the worker's memory limit "
-                f"of {limit} bytes does not allow that. Use workers with more memory, or copy the dataset with a "
-                "smaller chunk_rows"
+                f"reading a chunk takes {largest} bytes beside a partition of {held} bytes; the worker's memory limit "
+                f"is {limit} bytes. Use workers with more memory, or copy the dataset with a smaller chunk_rows"
             )
         budget, serves = for_partition(shuffle, spec.memory_limit), spec.addresses.get(SERVER) == worker.address
         cache: CachePartition | None = None
@@ -268,12 +257,10 @@ class WorkerSession:
                 Inbox(rank, window=window),
                 network,
                 self.jobs,
-                store=STORE,
-                report=self._received,
                 timeout=settings.timeout,
                 open_gate=self.senders[rank].open_gate,
             )
-            lock = EpochLock(rank, shuffle.choices.seed, asyncio.get_running_loop(), cache.file)
+            lock = EpochLock(rank, shuffle.choices.seed, asyncio.get_running_loop())
             self.training = Training(rank, cache, receiver, lock)
         self.reader = StoreReader(blocks, self.reading, self.jobs, answer_limit(settings))
         self.loader = Loader(worker, spec, dataset, blocks, self.jobs, self.reading, self.reader, rows_here)
@@ -313,16 +300,8 @@ class WorkerSession:
         return MemberState(open=True, epoch=epoch, run_id=self._last_run, arrived=arrived, vote=vote)
 
     def heard(self) -> dict[int, float] | None:
-        """Participant -> seconds since bytes came from it, as far as it is known; None if no run is under way.
-
-        Requests for messages of these participants get more time.
-        """
-        if self._run is None:
-            return None
-        ages = self._network.heard()
-        if self.training is not None:
-            self.training.receiver.hear(ages)
-        return ages
+        """Participant -> seconds since bytes came from it, as far as it is known; None if no run is under way."""
+        return None if self._run is None else self._network.heard()
 
     async def restore(self, order: OpenOrder) -> None:
         """Load the partition of an epoch, in place of a worker that was lost."""
@@ -374,10 +353,8 @@ class WorkerSession:
         """
         if run_id <= self._last_run:
             return
-        if epoch != self.epoch + 1:
-            raise ExchangeError(f"epoch {epoch} cannot be prepared on a worker whose next epoch is {self.epoch + 1}")
-        if self._run is not None:
-            raise ExchangeError(f"run {run_id} cannot begin: run {self._run.run_id} has not ended")
+        if epoch != self.epoch + 1 or self._run is not None:
+            raise ExchangeError(f"run {run_id} of epoch {epoch} cannot begin on a worker in epoch {self.epoch}")
         before, self._aborted = self._aborted, None
         self._last_run = run_id
         shuffle, serves, readers = self.spec.shuffle, self.spec.loads_server, readers_of(self.addresses)
@@ -434,7 +411,6 @@ class WorkerSession:
             report = run.report(time.perf_counter() - started, self.take_training_time())
             self._committed = run_id, CommitReply(report=report)
             run.forget()
-            self._network.close_idle(MOST_IDLE)
             if self._disk is not None and training is not None:
                 self._disk.keep(run.epoch, training.cache, self.jobs)
         return self._committed[1]
@@ -446,7 +422,7 @@ class WorkerSession:
         for sender in self.senders.values():
             sender.end()
         if self.training is not None and run.prepared is not None:
-            self.training.receiver.commit(run.run_id)
+            self.training.receiver.commit()
             self.training.cache.commit(run.prepared.swap)
         self.reader.end_load()
         self._plans = {of: plan for of, plan in self._plans.items() if of[0] > run.epoch}
@@ -494,7 +470,7 @@ class WorkerSession:
         await self.jobs.close()
         await self.reading.close()
         for sender in self.senders.values():
-            sender.close()
+            sender.end(closes=True)
         if (training := self.training) is not None:
             await training.receiver.close()
             training.lock.close()  # tasks that run keep the rows
@@ -578,10 +554,6 @@ class WorkerSession:
         """Fail all ranks that still wait in the last call of ``together``."""
         if self._collective is not None:
             self._collective.fail("the session has moved on to another call of Epoch.together, or was closed")
-
-    def _received(self, run_id: int, reason: str | None, again: bool) -> None:
-        if self._run is not None:
-            self._run.received(run_id, reason, again)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -701,9 +673,9 @@ class ExchangeRun:
         """Drop the references to rows and packets, so that they do not outlive the run."""
         self._rows = self._before = None
 
-    def received(self, run_id: int, reason: str | None, again: bool) -> None:
+    def received(self, reason: str | None, again: bool) -> None:
         """Note that everything has arrived, or that the receiver has given up; called by the receiver."""
-        if run_id == self.run_id and not self._arrived.done():
+        if not self._arrived.done():
             self._arrived.set_result((reason, again))
 
     async def _exchange(self) -> tuple[str | None, bool]:
@@ -711,10 +683,10 @@ class ExchangeRun:
         session, loop = self._session, asyncio.get_running_loop()
         training, server_rows, load = session.training, session.server_rows, self._load
         before, self._before = self._before, None
-        restores = self._delivery == RESTORE
         if before is None:
             plan = await session.plan(self.epoch, self._delivery)
-            transport = await loop.run_in_executor(None, self._with_messages, plan.transport)
+            cache = None if training is None else training.cache
+            transport = await loop.run_in_executor(None, plan.transport.with_messages, self._rate, cache)
         else:
             assert before._made is not None
             plan, transport = before._made
@@ -723,22 +695,21 @@ class ExchangeRun:
             raise asyncio.CancelledError
         # The first messages are requested while the sources and sinks of their rows are still being prepared.
         served: asyncio.Future[RowSource] | None = None
-        if server_rows is not None and not restores:
+        if server_rows is not None and self._delivery != RESTORE:
             if load is not None and session.spec.loads_server:
                 bring = functools.partial(session.loader.bring, load._replace(owner=SERVER, alone=False))
                 self._loading.append(asyncio.ensure_future(server_rows.load(bring, self._ends.is_set)))
             # In a separate thread: with a coded plan this waits until all rows have been read.
-            served = loop.run_in_executor(None, transport.served, server_rows)
+            served = loop.run_in_executor(None, transport.source, SERVER, server_rows)
             self._begin_sending(transport, SERVER, served)
         if training is not None:
             if before is None:
-                rank, cache = training.rank, training.cache
-                source = session.planning.submit(transport.source, rank, cache)
-                sink = session.planning.submit(lambda: transport.sink(rank, cache, source.result(), session.bring))
+                rank, held, submit = training.rank, training.cache, session.planning.submit
+                source = submit(transport.source, rank, held)
+                sink = submit(lambda: transport.sink(rank, held, source.result(), session.bring))
                 # The sink has reserved the slots by then, so the next index can be built while its rows arrive.
-                prepared = session.planning.submit(self._prepare, plan, transport)
-                wrap = asyncio.wrap_future
-                self._rows = Rows(wrap(source), wrap(sink), wrap(prepared))
+                prepared = submit(self._prepare, plan, transport)
+                self._rows = Rows(*map(asyncio.wrap_future, (source, sink, prepared)))  # type: ignore[arg-type]
             else:
                 self._rows = before._rows
                 before.forget()
@@ -751,16 +722,16 @@ class ExchangeRun:
                 self.run_id,
                 transport.messages.receives[training.rank][1],
                 self._rows.sink,
+                self.received,
                 window=transport.messages.requests,
                 resumed=before is not None,
                 stop=self._ends.is_set,
-                seconds_to_read=session.loader.seconds_to_read if transport.readable else None,
             )
         for end in (*(self._rows or ()), *self._loading, *self._joining, served):
             if end is not None:
                 end.add_done_callback(self._give_up)
         if training is None and served is not None:
-            served.add_done_callback(lambda _: self.received(self.run_id, None, False))
+            served.add_done_callback(lambda _: self.received(None, False))
         reason, again = await self._arrived
         for waits in (*(self._rows or ()), *self._loading) if reason is None else ():
             await asyncio.shield(waits)
@@ -771,13 +742,6 @@ class ExchangeRun:
         error = None if end.cancelled() else end.exception()
         if error is not None and not self._arrived.done():
             self._arrived.set_exception(error)
-
-    def _with_messages(self, transport: Transport) -> Transport:
-        """Cut the rows into messages. Disks read them in another order."""
-        training = self._session.training
-        if training is not None and training.cache.on_disk:
-            transport = transport.for_disk(training.cache.n_free)
-        return transport.with_messages(self._rate)
 
     def _is_like(self, epoch: int, delivery: str, rate: float | None) -> bool:
         """Whether this run's messages are the same as those of another attempt, and its rows can be kept."""
@@ -790,12 +754,13 @@ class ExchangeRun:
 
     def _begin_sending(self, transport: Transport, participant: int, source: asyncio.Future[RowSource]) -> None:
         messages = transport.messages
+        window, to_one = (participant == SERVER and messages.of_server) or (messages.answers, None)
         self._session.senders[participant].begin(
             self.run_id,
             messages.sends[participant][1],
             source,
-            window=transport.answered_by(participant),
-            to_one=transport.answered_to_one_by(participant),
+            window=window,
+            to_one=to_one,
             acknowledged=messages.acknowledged,
         )
 

@@ -9,9 +9,10 @@ import functools
 import heapq
 import logging
 import operator
+import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -21,26 +22,25 @@ from distributed.protocol.serialize import ToPickle
 from numpy.typing import NDArray
 
 from dshuffle.emulated_links import check_emulated_rates
-from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
-from dshuffle.exchange.comms import Refusal, RowsReply, may_share, sent, to_fields
-from dshuffle.exchange.kept_partition import PREFIX, KeptFolder, KeptLabel
-from dshuffle.exchange.messages import MessageId
+from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
+from dshuffle.exchange.comms import Refusal, Reply, RowsReply, may_share, sent
+from dshuffle.exchange.kept_partition import PREFIX, KeptFolder, KeptLabel, KeptPartition, PartitionOnDisk
+from dshuffle.exchange.mailboxes import MessageId
 from dshuffle.exchange.transports import transport_of
 from dshuffle.kernels import load_kernels
 from dshuffle.planning import SERVER
+from dshuffle.rows import RowLayout
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.messages import (
     Arrays,
     CommitReply,
     MemberState,
     OpenOrder,
-    from_fields,
     message_in,
     within,
 )
 from dshuffle.runtime.process import check_memory, note_reserved
-from dshuffle.runtime.session_spec import LOCAL, SessionSpec
-from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here, made_in_thread
+from dshuffle.runtime.session_spec import LOCAL, PartitionSources, SessionSpec
 from dshuffle.runtime.worker.session import WorkerSession, as_participant
 from dshuffle.store import Dataset
 
@@ -59,9 +59,6 @@ class _Work(NamedTuple):
     task: asyncio.Task[None]
 
 
-MOST_CLOSED = 1000
-"""Closed sessions that a worker remembers. An order to open one may arrive late."""
-
 FREES = -1
 
 
@@ -72,7 +69,7 @@ class WorkerSessions(dict[str, WorkerSession]):
         super().__init__()
         self.worker = worker
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle-plugin")
-        self._kept = KeptPartitions(self.executor)
+        self._kept: dict[str, dict[str, KeptPartition]] = {}  # that a session reads, by their names
         self._reserved: dict[str, int] = {}  # session -> bytes of its partition
         self._work: dict[str, _Work] = {}
         self._ended = False
@@ -164,7 +161,7 @@ class WorkerSessions(dict[str, WorkerSession]):
             signs.cancel()
         if (nbytes := self._reserved.pop(session_id, None)) is not None:
             note_reserved(session_id, -nbytes)
-        self._kept.close(session_id)
+        self._close_kept(session_id)
 
     async def _open_now(self, spec: SessionSpec, rank: int | None, order: OpenOrder) -> None:
         session_id = spec.session_id
@@ -187,7 +184,7 @@ class WorkerSessions(dict[str, WorkerSession]):
         """Make a session whose memory has been reserved."""
         session_id, layout, directory = spec.session_id, spec.dataset.layout, spec.options.cache_directory
         memory_limit, address = self.worker.memory_manager.memory_limit, self.worker.address
-        dataset = await made_in_thread(self.executor, spec.dataset.open, close=Dataset.close)
+        dataset = await self._made_in_thread(spec.dataset.open, close=Dataset.close)
         on_error.callback(dataset.close)
         shuffle = await self.in_thread(with_data, spec.shuffle, dataset)
         spec = dataclasses.replace(spec, shuffle=shuffle)
@@ -205,22 +202,43 @@ class WorkerSessions(dict[str, WorkerSession]):
             if rank is not None:
                 folder = str(self.worker.local_directory) if directory == LOCAL else directory
                 make = functools.partial(PartitionOnDisk, folder, layout, n_slots, memory_limit, label)
-                disk = await made_in_thread(self.executor, make, close=PartitionOnDisk.close)
+                disk = await self._made_in_thread(make, close=PartitionOnDisk.close)
                 on_error.callback(disk.close)
             # Not earlier: what is open is not removed if there is no room on the disk for both.
             if spec.former is not None and spec.former.kept:
                 names = [name for place, name in spec.former.holders.values() if place == address]
-                await self._kept.open(session_id, names, directory, layout, memory_limit)
+                opening = functools.partial(_opened, directory, names, layout, memory_limit)
+                self._kept[session_id] = await self._made_in_thread(opening, close=_close_all)
         session = WorkerSession(self.worker, spec, dataset, rank, disk, self.rows)
         on_error.push_async_callback(session.close)
         if order.epoch is not None:
             await session.restore(order)
-            self._kept.close(session_id)
+            self._close_kept(session_id)
         return session
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         """Call a function in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.executor, call, *args)
+
+    async def _made_in_thread(self, make: Callable[[], T], *, close: Callable[[T], None]) -> T:
+        """Call a function in a thread, and close what it returns if the caller is cancelled meanwhile."""
+        # A thread cannot be cancelled. Without this, only the garbage collector would free the files in its result. The
+        # caller does not wait, because a store may take long to answer.
+        making = self.executor.submit(make)
+
+        def close_result(made: Future[T]) -> None:
+            if not made.cancelled() and made.exception() is None:
+                close(made.result())
+
+        try:
+            return await asyncio.wrap_future(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(close_result)
+            raise
+
+    def _close_kept(self, session_id: str) -> None:
+        """Let go of the kept partitions of a session, which has read them."""
+        _close_all(self._kept.pop(session_id, {}))
 
     async def _give_signs(self, spec: SessionSpec, rank: int | None) -> None:
         """Tell the scheduler every third of a heartbeat that this worker is alive, while the scheduler waits for it."""
@@ -251,10 +269,6 @@ class WorkerSessions(dict[str, WorkerSession]):
         cause = cause.data if isinstance(cause, ToPickle) else cause  # it is not sent if this is one process
         if self._has_later(session_id, number):
             return
-        while len(self._closed) >= MOST_CLOSED:
-            oldest = next(iter(self._closed))
-            del self._closed[oldest]
-            self.causes.pop(oldest, None)
         self._closed[session_id] = max(number, self._closed.get(session_id, number))
         if cause is not None:
             self.causes[session_id] = cause
@@ -300,7 +314,7 @@ class WorkerSessions(dict[str, WorkerSession]):
     async def commit(self, session_id: str, run_id: int) -> CommitReply:
         """Let a session swap to the next epoch."""
         reply = await self.session(session_id).commit(run_id)
-        self._kept.close(session_id)  # all members have their first partitions
+        self._close_kept(session_id)  # all members have their first partitions
         return reply
 
     async def list_kept(self, directory: str, dataset: str) -> list[KeptFolder]:
@@ -310,12 +324,53 @@ class WorkerSessions(dict[str, WorkerSession]):
     async def rows(self, session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> RowsReply:
         """Rows of a partition on this worker; ``session_id`` may name a kept one."""
         if session_id.startswith(PREFIX):
-            return await self._kept.rows(session_id, sample_ids)
+            kept = next((named[session_id] for named in self._kept.values() if session_id in named), None)
+            if kept is None:
+                raise ExchangeError(f"the kept partition {session_id} is gone or damaged")
+            return RowsReply(*await self.in_thread(kept.read, sample_ids))
         return await self.session(session_id).rows_of(epoch, sample_ids)
 
     async def send_rows(self, session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> Arrays:
         """Rows of a partition, for another worker."""
         return Arrays(await sent(self.worker, await self.rows(session_id, epoch, sample_ids)))
+
+    async def fetch(self, session_id: str, acknowledged: list[MessageId], message: MessageId, host: str) -> Arrays:
+        """A message of an exchange, for another worker."""
+        self.acknowledge(session_id, acknowledged)
+        reply: Reply = Refusal("the session is not open on this worker")
+        if (session := self.get(session_id)) is not None:
+            reply = await session.serve(message, shared=may_share(host))
+        return Arrays(await sent(self.worker, reply))
+
+    def acknowledge(self, session_id: str, acknowledged: list[MessageId]) -> None:
+        """Note that messages have arrived at another worker."""
+        if (session := self.get(session_id)) is not None:
+            for message in acknowledged:
+                session.acknowledge(message)
+
+
+def _opened(directory: str, names: list[str], layout: RowLayout, memory_limit: int | None) -> dict[str, KeptPartition]:
+    """The kept partitions that a session counts on. If one cannot be used any more, its rows come from the dataset."""
+    opened = {}
+    for name in names:
+        try:
+            opened[name] = KeptPartition(os.path.join(directory, name), layout, memory_limit)
+        except DShuffleError as error:
+            logger.warning("dshuffle: %s", error)
+    return opened
+
+
+def _close_all(partitions: dict[str, KeptPartition]) -> None:
+    for partition in partitions.values():
+        partition.close()
+
+
+def kept_here(directory: str, label: KeptLabel, address: str) -> PartitionSources | None:
+    """The partition of a rank and an epoch that a lost worker has left in a folder on this worker's disk."""
+    for folder in KeptFolder.all_in(directory, label.dataset):
+        if dataclasses.replace(folder.label, session=label.session) == label:
+            return PartitionSources(label.epoch, {label.rank: (address, folder.name)}, kept=True)
+    return None
 
 
 class Acknowledged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -333,29 +388,6 @@ class Request(Acknowledged, frozen=True, forbid_unknown_fields=True):
 
     message: MessageId
     host: str
-
-
-def row_handlers(sessions: Callable[[], WorkerSessions]) -> dict[str, Callable[..., Any]]:
-    """The handlers by name; ``sessions`` returns the sessions of this worker."""
-
-    def acknowledge_all(of: WorkerSessions, fields: Acknowledged) -> WorkerSession | None:
-        session = of.get(fields.session_id)
-        if session is not None:
-            for message in fields.acknowledged:
-                session.acknowledge(message)
-        return session
-
-    async def fetch(**message: Any) -> dict[str, Any]:
-        request, opened = from_fields(Request, message, "another worker"), sessions()
-        session = acknowledge_all(opened, request)
-        if session is None:
-            return to_fields(Refusal("the session is not open on this worker"))
-        return await sent(opened.worker, await session.serve(request.message, shared=may_share(request.host)))
-
-    async def acknowledge(**message: Any) -> None:
-        acknowledge_all(sessions(), from_fields(Acknowledged, message, "another worker"))
-
-    return {"dshuffle_fetch": fetch, "dshuffle_acknowledge": acknowledge}
 
 
 HAND_OVER_WITHIN = 20.0

@@ -45,7 +45,7 @@ from dshuffle.runtime.process import raise_limit
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL
 from dshuffle.runtime.task_keys import place_of_key
 from dshuffle.runtime.worker.session import WorkerSession
-from dshuffle.runtime.worker.sessions import WorkerSessions, hand_over, row_handlers
+from dshuffle.runtime.worker.sessions import Acknowledged, Request, WorkerSessions, hand_over
 
 logger = logging.getLogger(__name__)
 
@@ -61,17 +61,19 @@ def is_worth_a_line(record: logging.LogRecord) -> bool:
 ATTACHED = ("spec", "cause", "values", "sample_ids", "numbers")
 """What a message may have beside its fields: objects that Dask sends by itself."""
 
-OPERATIONS: dict[str, tuple[type[Order], Callable[..., Any]]] = {
+OPERATIONS: dict[str, tuple[type[msgspec.Struct], Callable[..., Any]]] = {
     "open": (OpenOrder, WorkerSessions.open),
     "status": (SessionOrder, WorkerSessions.status),
     "commit": (CommitOrder, WorkerSessions.commit),
     "close": (CloseOrder, WorkerSessions.close),
     "kept": (KeptQuery, WorkerSessions.list_kept),
     "rows": (RowsQuery, WorkerSessions.send_rows),
+    "fetch": (Request, WorkerSessions.fetch),
+    "acknowledge": (Acknowledged, WorkerSessions.acknowledge),
 }
 """What the scheduler and other workers may ask of a worker, by name: the fields of the message, and who answers it."""
 
-OF_SESSION: dict[str, tuple[type[Order], Callable[..., Any]]] = {
+OF_SESSION: dict[str, tuple[type[msgspec.Struct], Callable[..., Any]]] = {
     "block": (BlockQuery, WorkerSession.send_block),
     "mean": (MeanQuery, WorkerSession.mean),
     "end_collective": (EndCollectiveOrder, WorkerSession.fail_collective),
@@ -144,7 +146,6 @@ class DShuffleWorker(WorkerPlugin):
         sessions = functools.partial(_sessions_of, worker, weakref.ref(self))
         for name in (*OPERATIONS, *OF_SESSION):
             worker.handlers[f"dshuffle_{name}"] = replying(name, functools.partial(_carry_out, sessions, name))
-        worker.handlers |= row_handlers(sessions)
         # Off the event loop, and before the first rows arrive.
         try:
             await opened.in_thread(load_kernels, *Transport.kernels)

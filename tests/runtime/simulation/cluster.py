@@ -21,7 +21,7 @@ import dask
 import pytest
 from distributed import Future, Status
 
-import dshuffle.exchange.jobs
+import dshuffle.exchange.endpoints
 import dshuffle.runtime.client.cluster_view
 import dshuffle.runtime.client.epoch
 import dshuffle.runtime.client.session_client
@@ -183,7 +183,7 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
     ):
         warnings.simplefilter("ignore", MixingWarning)
         for module in (
-            dshuffle.exchange.jobs,
+            dshuffle.exchange.endpoints,
             dshuffle.runtime.worker.session,
             dshuffle.runtime.worker.sessions,
         ):
