@@ -232,21 +232,13 @@ def _mismatch(sample: int) -> ChecksumMismatch:
     )
 
 
-@kernel("(i8[::1], i8[::1], i8[::1], i8[::1])")
-def _side_samples(offsets, samples, packets, arriving):  # type: ignore[no-untyped-def]
+def _side_samples(offsets: Items, samples: Items, packets: Items, arriving: Items) -> tuple[Items, Items]:
     """Return the other samples in the packet of each arriving component, in CSR form."""
-    out_offsets = np.zeros(arriving.size + 1, dtype=np.int64)
-    for i in range(arriving.size):
-        packet = packets[arriving[i]]
-        out_offsets[i + 1] = out_offsets[i] + offsets[packet + 1] - offsets[packet] - 1
-    side_samples = np.empty(out_offsets[-1], dtype=np.int64)
-    for i in range(arriving.size):
-        at, packet = out_offsets[i], packets[arriving[i]]
-        for e in range(offsets[packet], offsets[packet + 1]):
-            if e != arriving[i]:
-                side_samples[at] = samples[e]
-                at += 1
-    return out_offsets, side_samples
+    of = packets[arriving]
+    counts = np.diff(offsets)[of]
+    ends = np.cumsum(counts)
+    members = np.arange(ends[-1] if len(ends) else 0) + np.repeat(offsets[of] - ends + counts, counts)
+    return np.append(0, np.cumsum(counts - 1)), samples[members[members != np.repeat(arriving, counts)]]
 
 
 @kernel("(i8[::1], i8[::1], i8[::1], i8[::1])")

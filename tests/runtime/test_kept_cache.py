@@ -17,7 +17,7 @@ import dshuffle
 from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.kept_partition import KeptFolder
-from dshuffle.runtime.worker import sessions as opening
+from dshuffle.runtime.worker import worker_plugin as opening
 from dshuffle.store import Dataset
 
 from .conftest import OPTIONS, task_that_checks

@@ -13,7 +13,7 @@ from distributed import Client
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import WorkerLost
-from dshuffle.runtime.worker.sessions import WorkerSessions
+from dshuffle.runtime.worker.worker_plugin import WorkerSessions
 
 pytestmark = pytest.mark.slow  # seconds of waiting
 

@@ -16,7 +16,6 @@ import heapq
 import logging
 import math
 import threading
-import time
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -255,7 +254,7 @@ class Loader:
                 which = left[request.places]
                 await self._jobs.run(self._place, attempt, request, which, reply, nbytes=reply.nbytes)
             source.asked.discard(request.block)
-            source.failures, source.since = 0, time.monotonic()
+            source.failures, source.since = 0, asyncio.get_running_loop().time()
 
         async def fail(source: _Source, request: Request, address: str, error: Exception) -> None:
             source.queue.appendleft(request)
@@ -356,7 +355,7 @@ class Loader:
         asked: Mapping[str, Any],
     ) -> RowsReply:
         """Request rows of a source until it has them, which may be this worker (``here``)."""
-        address, began = source.address, time.monotonic()
+        address, began = source.address, asyncio.get_running_loop().time()
         while True:
             if address == self._worker.address:
                 reply = await self._until(attempt, source, here(*asked.values()))
@@ -370,7 +369,7 @@ class Loader:
                     rows = await received(self._worker, rows)
                     self.received_bytes += rows.nbytes
                     return rows
-            if time.monotonic() - max(began, source.since) > LATE_AFTER:
+            if asyncio.get_running_loop().time() - max(began, source.since) > LATE_AFTER:
                 raise ExchangeError(f"{address} has sent no rows for {LATE_AFTER:g} s")
 
     async def _answer(self, attempt: _Attempt, source: _Source, operation: str, asked: Mapping[str, Any]) -> Any:

@@ -366,12 +366,10 @@ class WorkerSession:
         self._spawn(self._carry_out(run))
 
     async def _carry_out(self, run: ExchangeRun) -> None:
-        await run.start()
-        if run is self._run:
-            await self._send_vote(run)
-
-    async def _send_vote(self, run: ExchangeRun) -> None:
         """Report whether this worker is ready. If that fails, the scheduler asks for the vote."""
+        await run.start()
+        if run is not self._run:
+            return
         try:
             vote = {"run_id": run.run_id, "vote": to_fields(run.vote)}
             report = self._worker.scheduler.dshuffle_report(**as_participant(self.spec, self.rank), **vote)
@@ -455,13 +453,10 @@ class WorkerSession:
         if self._closed:
             return
         self._closed = True
-        run, self._run = self._run, None
-        if run is not None:
+        runs, self._run, self._aborted = (self._run, self._aborted), None, None
+        for run in filter(None, runs):
             await run.stop()
             run.forget()
-        if self._aborted is not None:
-            self._aborted.forget()
-        self._aborted = None
         for task in self._background:
             task.cancel()
         if self._disk is not None:

@@ -16,8 +16,7 @@ import pytest
 import dshuffle.runtime.scheduler.machine
 from dshuffle.runtime.client.epoch import EpochTasks
 from dshuffle.runtime.messages import CloseOrder
-from dshuffle.runtime.worker.sessions import WorkerSessions
-from dshuffle.runtime.worker.worker_plugin import OPERATIONS
+from dshuffle.runtime.worker.worker_plugin import OPERATIONS, WorkerSessions
 
 from .coverage import possible
 from .datasets import N_SAMPLES, Store

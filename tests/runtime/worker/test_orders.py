@@ -18,8 +18,7 @@ from dshuffle.exchange.mailboxes import MessageId
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import replying
 from dshuffle.runtime.worker import worker_plugin
-from dshuffle.runtime.worker.sessions import WorkerSessions
-from dshuffle.runtime.worker.worker_plugin import OF_SESSION, OPERATIONS
+from dshuffle.runtime.worker.worker_plugin import OF_SESSION, OPERATIONS, WorkerSessions
 
 DIGEST = {"count": 1, "total": 2, "first": 3, "second": 4}
 COLLECTIVE: dict[str, Any] = {"session_id": "a", "number": 3}

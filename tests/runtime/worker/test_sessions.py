@@ -14,8 +14,8 @@ import pytest
 
 from dshuffle.errors import ClusterError
 from dshuffle.runtime.messages import OpenOrder
-from dshuffle.runtime.worker import sessions as module
-from dshuffle.runtime.worker.sessions import WorkerSessions
+from dshuffle.runtime.worker import worker_plugin as module
+from dshuffle.runtime.worker.worker_plugin import WorkerSessions
 
 
 class Session:
