@@ -101,8 +101,6 @@ class RowLayout:
 
     def records(self, rows: ByteMatrix) -> NDArray[np.void]:
         """Return the rows as a ``(n_rows,)`` structured array that shares their memory."""
-        if rows.ndim != 2 or rows.shape[1] != self.nbytes:
-            raise InvalidParameter.of("rows.shape", rows.shape, f"(n_rows, {self.nbytes})")
         if self.nbytes == 0:
             return np.empty(len(rows), dtype=self.dtype)
         return rows.view(self.dtype)[:, 0]

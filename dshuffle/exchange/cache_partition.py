@@ -230,11 +230,10 @@ class Swap:
 
 
 class CachePartition:
-    """Rows in a fixed number of slots, checked against a byte budget before allocation."""
+    """Rows in a fixed number of slots."""
 
     # capacity: maximum number of rows held between epochs.
     # incoming: maximum number of rows that arrive in one exchange.
-    # budget: maximum size of this partition in memory, in bytes; ``None`` for no limit.
     # file: file for the rows, with as many as there are slots; ``None`` to keep them in memory.
 
     def __init__(
@@ -243,16 +242,9 @@ class CachePartition:
         *,
         capacity: int,
         incoming: int,
-        budget: int | None = None,
         file: RowFile | None = None,
     ) -> None:
         n_slots = capacity + incoming
-        needed = self.nbytes_for(layout, n_slots, on_disk=file is not None)
-        if budget is not None and needed > budget:
-            raise CacheBudgetError(
-                f"a cache partition with {capacity} rows and room for {incoming} incoming rows, {layout.nbytes} bytes "
-                f"each, needs {needed} bytes; memory_limit allows {budget}. Raise memory_limit or use more workers."
-            )
         self.layout = layout
         self.file = file
         self.rows: ByteMatrix = layout.empty(n_slots) if file is None else file.rows

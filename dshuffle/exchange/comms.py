@@ -79,19 +79,15 @@ def may_share(name: str) -> bool:
     return bool(name) and name == host()
 
 
-class Memory:
-    """Buffers of equal length, which other processes of this host can map if the memory is shared."""
+class SharedMemory:
+    """Buffers of equal length that other processes of this host can map."""
 
     # nbytes: size in bytes. The kernel provides pages when they are first written.
 
-    def __init__(self, nbytes: int, *, shared: bool) -> None:
+    def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
         self.idle: list[Buffer] = []
         self._n_buffers = 0
-        self._file: tuple[int, int, int, int] | None = None
-        if not shared:
-            self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            return
         fd = os.memfd_create("dshuffle", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
@@ -115,16 +111,14 @@ class Memory:
         length = buffer_nbytes(n_rows, row_nbytes)
         self.idle = []
         for first in range(0, self._nbytes - length + 1, length):
-            place = Place(*(self._file or (0, 0, 0, 0)), first, _rows_after(n_rows), n_rows, row_nbytes)
-            arrays = _arrays(self._memory, first, place)
-            self.idle.append(Buffer(*arrays, None if self._file is None else place, self))
+            place = Place(*self._file, first, _rows_after(n_rows), n_rows, row_nbytes)
+            self.idle.append(Buffer(*_arrays(self._memory, first, place), place))
         self._n_buffers = len(self.idle)
 
     def close(self) -> None:
         """Free the memory, but not what receivers have mapped, nor a buffer that is still in use. Idempotent."""
         self.idle = []
-        if self._file is not None:
-            self._close_fd()
+        self._close_fd()
         with contextlib.suppress(BufferError):  # then the last buffer takes the memory with it
             self._memory.close()
 
@@ -173,7 +167,6 @@ class Buffer:
     rows: ByteMatrix  # rows, checksums: ``(n, row bytes)`` and ``(n,)``.
     checksums: Checksums
     place: Place | None = None  # Where another process of this host can map both; None if it cannot.
-    memory: Memory | None = None  # What it is a part of; None if it is freed after use.
 
     def first(self, n_rows: int) -> Buffer:
         """The part for a message that has fewer rows."""
@@ -182,73 +175,67 @@ class Buffer:
 
 
 class BufferPool:
-    """A pool of buffers, each large enough for one full message."""
+    """The buffers of messages. Those that receivers on this host map are used again."""
 
     # rows_per_message: number of rows in a full message.
-    # size: maximum number of buffers of ``rows_per_message`` rows that are used again. There are more if messages are
-    # shorter, with the same total number of rows. Shared memory for as many rows is added when it is first needed.
+    # size: number of buffers of ``rows_per_message`` rows in shared memory, which is made when it is first needed.
+    # There are more if messages are shorter, with the same total number of rows.
 
     def __init__(self, layout: RowLayout, rows_per_message: int, size: int) -> None:
         self._layout = layout
         self._rows = rows_per_message
         self._nbytes = size * buffer_nbytes(rows_per_message, layout.nbytes)
+        self._memory: SharedMemory | None = None
         self._in_use: dict[MessageId, Buffer] = {}
-        self._memory: dict[bool, Memory | None] = {} if size else {False: None, True: None}  # own, and shared
 
     def begin(self, rows_per_message: int) -> None:
         """Begin a run whose longest message has ``rows_per_message`` rows, 0 if it has none."""
-        self._in_use.clear()
         # Buffers much longer than the messages would take more memory than the window allows for.
         if rows_per_message and not self._rows * 7 // 8 <= rows_per_message <= self._rows:
             self._rows = rows_per_message
-        for shared, memory in list(self._memory.items()):
-            if memory is not None and memory.is_idle:
-                memory.cut(self._rows, self._layout.nbytes)
-            elif memory is not None:  # Dask or a receiver may still be reading a buffer that was never given back
-                memory.close()
-                del self._memory[shared]
+        if self._memory is not None and self._memory.is_idle:
+            self._memory.cut(self._rows, self._layout.nbytes)
+        else:  # a receiver may still be reading a buffer that was never given back
+            self._drop_memory()
 
     def take(self, message: MessageId, n_rows: int, *, shared: bool = False) -> Buffer:
-        """Reserve a buffer for a message until it is given back."""
-        # A message that is packed again because its first reply was lost gets another buffer: Dask may still hold the
-        # first one. A long message gets a ``shared`` buffer if there is one.
-        shared = shared and n_rows * self._layout.nbytes > LEAST_NBYTES
-        idle = self._idle(shared) or (shared and self._idle(False))
-        self._in_use[message] = buffer = idle.pop() if idle else self.single_use(n_rows)
-        return buffer.first(n_rows)
-
-    def single_use(self, n_rows: int) -> Buffer:
-        """Make a buffer for a message that is not given back: Dask drops it once it is sent."""
+        """Reserve a buffer for a message until it is given back; a ``shared`` one if it is long and there is one."""
+        # A message that is packed again because its first reply was lost gets another buffer.
+        self._in_use.pop(message, None)
+        if shared and n_rows * self._layout.nbytes > LEAST_NBYTES and (idle := self._shared_buffers()):
+            self._in_use[message] = idle.pop()
+            return self._in_use[message].first(n_rows)
         return Buffer(self._layout.empty(n_rows), np.empty(n_rows, np.uint32))
 
     def give_back(self, message: MessageId) -> None:
         """Release the buffer of a message that the receiver has unpacked."""
-        buffer = self._in_use.pop(message, None)
-        if buffer is not None and buffer.memory is not None:
-            buffer.memory.idle.append(buffer)
+        if (buffer := self._in_use.pop(message, None)) is not None and self._memory is not None:
+            self._memory.idle.append(buffer)
 
     def drop(self, message: MessageId) -> None:
-        """Forget the buffer of a message, without reusing it: Dask or a receiver may still be reading it."""
+        """Forget the buffer of a message, without reusing it: a receiver may still be reading it."""
         self._in_use.pop(message, None)
 
     def close(self) -> None:
-        """Free all buffers that are not in use."""
-        self._in_use.clear()
-        for memory in self._memory.values():
-            if memory is not None:
-                memory.close()
-        self._memory = {False: None, True: None}
+        """Free all buffers that are not in use. Later buffers are not shared."""
+        self._nbytes = 0
+        self._drop_memory()
 
-    def _idle(self, shared: bool) -> list[Buffer]:
-        if shared not in self._memory:
-            self._memory[shared] = None
+    def _drop_memory(self) -> None:
+        self._in_use.clear()
+        if self._memory is not None:
+            self._memory.close()
+        self._memory = None
+
+    def _shared_buffers(self) -> list[Buffer]:
+        if self._memory is None and self._nbytes:
             try:
-                made = self._memory[shared] = Memory(self._nbytes, shared=shared)
-                made.cut(self._rows, self._layout.nbytes)
+                self._memory = SharedMemory(self._nbytes)
+                self._memory.cut(self._rows, self._layout.nbytes)
             except OSError as error:
+                self._nbytes = 0
                 logger.warning("dshuffle: messages to workers of this host use the network: %s", error)
-        memory = self._memory[shared]
-        return [] if memory is None else memory.idle
+        return [] if self._memory is None else self._memory.idle
 
 
 _INFO = struct.Struct("=52xI")
@@ -390,7 +377,7 @@ class DaskNetwork:
 
     def close(self) -> None:
         """Forget the handlers, which refer to the session. Its connections belong to the Dask worker."""
-        self._serve_here, self._acknowledge_here = _closed, lambda message: None
+        del self._serve_here, self._acknowledge_here
         for sender in list(self._unsent):
             self._flush(sender)
         self._closed = True  # acknowledgements from now on are dropped, because the runs have ended
@@ -450,10 +437,6 @@ class DaskNetwork:
             fields = {"session_id": self._session_id, "acknowledged": acknowledged, "reply": False}
             with contextlib.suppress(OSError, RuntimeError):  # the worker has left or is closing
                 await request(self._worker, self._addresses[sender], "acknowledge", **fields)
-
-
-async def _closed(message: MessageId) -> Reply:
-    return Refusal("the session was closed")
 
 
 async def request(worker: Worker, address: str, operation: str, **message: Any) -> Any:

@@ -467,8 +467,7 @@ class Sender:
             if (packed := self._packed.get(message)) is not None:
                 return packed[1]
         self._sent.add(message)
-        pool, n_rows = self._buffers, last - first
-        buffer = pool.take(message, n_rows, shared=shared) if self._acknowledged else pool.single_use(n_rows)
+        buffer = self._buffers.take(message, last - first, shared=shared and self._acknowledged)
         self.meter.gather_seconds += await self._jobs.run(
             timed, source, first, last, buffer.rows, buffer.checksums, nbytes=buffer.rows.nbytes
         )

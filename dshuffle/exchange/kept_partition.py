@@ -216,12 +216,10 @@ class KeptPartition:
                 self._lock = on_error.enter_context(_locked(path, fcntl.LOCK_SH))
                 with _open_own(path, "index") as file:
                     label, records = KeptLabel.of(file.readline()), np.frombuffer(file.read(), _RECORD)
-                ids, slots = records["sample_id"].astype(np.int64), records["slot"].astype(np.int64)
-                self._index, self._checksums = Index(ids, slots), records["checksum"].astype(np.uint32)
+                self._index = Index(records["sample_id"].astype(np.int64), records["slot"].astype(np.int64))
+                self._checksums = records["checksum"].astype(np.uint32)
                 if label.row_nbytes != layout.nbytes:
                     raise ValueError(f"its rows have {label.row_nbytes} bytes, and not {layout.nbytes}")
-                if np.any(ids[1:] <= ids[:-1]) or np.any((slots < 0) | (slots >= label.n_slots)):
-                    raise ValueError("its index is not one of rows")
                 with _open_own(path, "rows") as file:
                     self._file = RowFile(layout, label.n_slots, path, memory_limit, file=file)
             except UNREADABLE as error:

@@ -20,11 +20,11 @@ from dshuffle.exchange.comms import (
     Buffer,
     DaskNetwork,
     Later,
-    Memory,
     Place,
     Refusal,
     Reply,
     RowsReply,
+    SharedMemory,
     buffer_nbytes,
     from_fields,
     host,
@@ -109,7 +109,7 @@ def fetched(worker: SharingWorker, *, shares_memory: bool = True) -> list[int]:
 @pytest.fixture
 def buffer() -> Buffer:
     """A message in shared memory, all 7."""
-    memory = Memory(buffer_nbytes(2, 8), shared=True)
+    memory = SharedMemory(buffer_nbytes(2, 8))
     memory.cut(2, 8)
     [buffer] = memory.idle
     buffer.rows[:] = 7

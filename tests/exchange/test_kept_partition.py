@@ -178,9 +178,6 @@ def index_of(path, **changes):
         ({"epoch": "9"}, False),
         ({"session": 9}, False),
         ({"history": {"n_workers": 0}}, False),
-        ({"slot": [0, 1, 2, 12]}, True),
-        ({"slot": [-1, 1, 2, 3]}, True),
-        ({"sample_id": [4, 3, 9, 20]}, True),
         ({"row_nbytes": 8}, True),
         ({"n_slots": 1000}, True),
     ],
@@ -193,6 +190,16 @@ def test_an_index_that_describes_no_rows_is_ignored(tmp_path, changes, listed):
     with pytest.raises(ExchangeError, match="is damaged"):
         KeptPartition(path, LAYOUT)
     assert remove_unused(str(tmp_path), NEXT) == 1  # whoever tried to read it has let go of it
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 2, 12], [-1, 1, 2, 3]], ids=str)
+def test_slots_that_do_not_exist_cannot_be_read(tmp_path, slots):
+    path = kept(tmp_path)
+    index_of(path, slot=slots)
+    partition = KeptPartition(path, LAYOUT)
+    with pytest.raises(OSError, match="could not be read"):
+        partition.read(HELD)
+    partition.close()
 
 
 def of_another_user(path: Path) -> None:

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this sy
 HOLD = """
 import sys
 import numpy as np
-from dshuffle.exchange.comms import Memory, buffer_nbytes, host
+from dshuffle.exchange.comms import SharedMemory, buffer_nbytes, host
 n_rows, row_nbytes = 6, 40
-memory = Memory(3 * buffer_nbytes(n_rows, row_nbytes), shared=True)
+memory = SharedMemory(3 * buffer_nbytes(n_rows, row_nbytes))
 memory.cut(n_rows, row_nbytes)
 for number, buffer in enumerate(memory.idle):
     buffer.rows[:] = np.arange(buffer.rows.size).reshape(buffer.rows.shape) % 251 + number

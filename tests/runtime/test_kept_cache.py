@@ -145,7 +145,7 @@ def test_two_sessions_read_the_same_partitions(threads, small, check_ids, tmp_pa
     left = set(os.listdir(tmp_path / "rows"))
     assert not left & former
     assert len(left) >= 5  # the session that closes last may remove what the other one has left
-    open_files = threads.run(lambda dask_worker: len(dask_worker.plugins["dshuffle"].sessions._kept._open))
+    open_files = threads.run(lambda dask_worker: len(dask_worker.plugins["dshuffle"].sessions._kept))
     assert set(open_files.values()) == {0}
 
 

@@ -150,7 +150,6 @@ class Loader:
         self.received_bytes = 0
         self._worker, self._spec, self._dataset, self._blocks = worker, spec, dataset, blocks
         self._jobs, self._reading, self._reader, self._rows_here = jobs, reading, reader, rows_here
-        self._unable: set[int] = set()  # holders of former partitions that are not asked any more
 
     async def bring(
         self,
@@ -203,18 +202,17 @@ class Loader:
             attempt.done[places] = True
 
         async def fetch(rank: int, source: _Source, places: Samples) -> None:
-            if rank in self._unable:
-                return
             asked = {"session_id": former.holders[rank][1], "epoch": former.epoch, "sample_ids": sample_ids[places]}
             async with room:
                 reply = await self._rows(attempt, source, self._rows_here, "rows", asked)
                 await self._jobs.run(unpack, places, reply.rows, reply.checksums, nbytes=reply.nbytes)
 
         async def fail(rank: int, source: _Source, places: Samples, address: str, error: Exception) -> None:
-            if rank not in self._unable and not attempt.stopped:
-                self._unable.add(rank)
+            if not source.failures and not attempt.stopped:
                 reason = f"{type(error).__name__}: {error}"
                 logger.warning("dshuffle: rows of %s are read from the dataset (%s)", name_of(rank), reason)
+            source.failures += 1
+            source.queue.clear()
 
         work = [
             self._ask(attempt, source, functools.partial(fetch, rank), functools.partial(fail, rank))

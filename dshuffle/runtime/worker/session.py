@@ -226,7 +226,7 @@ class WorkerSession:
         if rank is not None:
             capacity, incoming = shuffle.room(rank)
             file = None if disk is None else disk.file
-            cache = CachePartition(layout, capacity=capacity, incoming=incoming, budget=budget, file=file)
+            cache = CachePartition(layout, capacity=capacity, incoming=incoming, file=file)
         self.server_rows: ServerRows | None = None
         if serves:
             self.server_rows = ServerRows(
