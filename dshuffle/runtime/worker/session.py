@@ -23,7 +23,7 @@ from distributed import Worker
 from distributed.protocol.serialize import to_serialize
 from numpy.typing import NDArray
 
-from dshuffle.errors import CacheBudgetError, DShuffleError, ExchangeError, PeerFailed, StaleEpoch
+from dshuffle.errors import CacheBudgetError, DShuffleError, ExchangeError, PeerFailed
 from dshuffle.exchange.cache_partition import CachePartition, Swap
 from dshuffle.exchange.comms import BufferPool, DaskNetwork, Refusal, Reply, RowsReply, sent
 from dshuffle.exchange.endpoints import JobQueue, Meter, Receiver, Sender, has_result
@@ -137,7 +137,6 @@ class Training(NamedTuple):
     rank: int
     cache: CachePartition
     receiver: Receiver
-    lock: EpochLock
 
 
 READS_AT_ONCE = 8
@@ -260,8 +259,8 @@ class WorkerSession:
                 timeout=settings.timeout,
                 open_gate=self.senders[rank].open_gate,
             )
-            lock = EpochLock(rank, shuffle.choices.seed, asyncio.get_running_loop())
-            self.training = Training(rank, cache, receiver, lock)
+            self.training = Training(rank, cache, receiver)
+        self.lock = EpochLock(self.participant, shuffle.choices.seed, asyncio.get_running_loop())
         self.reader = StoreReader(blocks, self.reading, self.jobs, answer_limit(settings))
         self.loader = Loader(worker, spec, dataset, blocks, self.jobs, self.reading, self.reader, rows_here)
         self._planner: OwnPlanner | EpochPlanner
@@ -280,17 +279,15 @@ class WorkerSession:
         """The partition of an epoch, valid for one task. Called from the task's thread."""
         if self._cause is not None:
             raise self._cause.raised_by(f"the task of rank {self.rank} cannot run")
-        if self.training is None:
-            raise StaleEpoch(f"session {self.spec.session_id} does not have a partition on a worker that only serves")
-        return self.training.lock.partition(epoch)
+        return self.lock.partition(epoch)
 
     def take_training_time(self) -> TrainingTime:
         """Time of training in this session on this worker since the last call."""
-        return TrainingTime() if self.training is None else self.training.lock.take_training_time()
+        return self.lock.take_training_time()
 
     def trained(self, epoch: int) -> SampleDigest:
         """Digest of the samples of an epoch that tasks have said to be trained on."""
-        return SampleDigest() if self.training is None else self.training.lock.trained(epoch)
+        return self.lock.trained(epoch)
 
     def status(self) -> MemberState:
         """The current run, the fraction of its rows that have arrived, and its vote if that is known."""
@@ -396,9 +393,9 @@ class WorkerSession:
         install, prepared = functools.partial(self._install, run), run.prepared
         if training is not None and prepared is not None:
             try:
-                await asyncio.wait_for(training.lock.swap(prepared.view, install), BUSY_AFTER)
+                await asyncio.wait_for(self.lock.swap(prepared.view, install), BUSY_AFTER)
             except TimeoutError:
-                readers = training.lock.readers
+                readers = self.lock.readers
                 tasks = "task" if readers == 1 else "tasks"
                 return CommitReply(busy=f"{readers} {tasks} of epoch {self.epoch} still running")
         else:
@@ -468,8 +465,8 @@ class WorkerSession:
             sender.end(closes=True)
         if (training := self.training) is not None:
             await training.receiver.close()
-            training.lock.close()  # tasks that run keep the rows
-            training.cache.close()
+            training.cache.close()  # tasks that run keep the rows
+        self.lock.close()
         if self.server_rows is not None:
             await asyncio.to_thread(self.server_rows.close)  # it waits for a read that is under way
         for plan in self._plans.values():
