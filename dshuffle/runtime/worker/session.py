@@ -477,11 +477,20 @@ class WorkerSession:
             self._disk.close()
         self._network.close()
 
-    async def bring(self, *rows: Any, **state: Any) -> None:
-        """Bring samples into slots for the current run, which may go on with the rows of an aborted one."""
-        if self._run is None or self.training is None:
+    async def bring(self, *rows: Any, recovers: bool, **state: Any) -> None:
+        """Bring rows that no message has: all of a load, those of a delivery that reads the store, or lost ones.
+
+        They are for the current run, which may go on with the rows of an aborted one.
+        """
+        run, training = self._run, self.training
+        if run is None or training is None:
             raise ExchangeError("the run has ended")
-        await self._run.bring(self.training.cache, *rows, **state)
+        load = run.load
+        if recovers:  # not one of many workers that need rows of the same chunks reads them by itself
+            load = Load(f"recovery {run.run_id}", self.participant, 0, run.readers)
+        elif load is None:
+            load = Load(f"storage {run.run_id}", self.participant, 0, ())
+        await self.loader.bring(load, training.cache, *rows, former=run.load is not None, **state)
 
     def plan(self, epoch: int, delivery: str) -> asyncio.Future[Planned]:
         """The plan of an epoch, made once, even if its exchange is retried. If planning failed, it is tried again."""
@@ -612,8 +621,8 @@ class ExchangeRun:
         self._session = session
         self._delivery = delivery
         self._rate = rate
-        self._readers = readers
-        self._load = load
+        self.readers = readers
+        self.load = load
         self._before = before if before is not None and before._is_like(epoch, delivery, rate) else None
         self._made: tuple[Planned, Transport] | None = None  # the plan, and its rows cut into messages
         self._arrived: asyncio.Future[tuple[str | None, bool]] = asyncio.get_running_loop().create_future()
@@ -673,7 +682,7 @@ class ExchangeRun:
     async def _exchange(self) -> tuple[str | None, bool]:
         """Why this worker is not ready (None if it is), and whether another attempt may succeed."""
         session, loop = self._session, asyncio.get_running_loop()
-        training, server_rows, load = session.training, session.server_rows, self._load
+        training, server_rows, load = session.training, session.server_rows, self.load
         before, self._before = self._before, None
         if before is None:
             plan = await session.plan(self.epoch, self._delivery)
@@ -755,15 +764,6 @@ class ExchangeRun:
             to_one=to_one,
             acknowledged=messages.acknowledged,
         )
-
-    async def bring(self, cache: CachePartition, *rows: Any, recovers: bool, **state: Any) -> None:
-        """Bring rows that no message has: all of a load, those of a delivery that reads the store, or lost ones."""
-        load, participant = self._load, self._session.participant
-        if recovers:  # not one of many workers that need rows of the same chunks reads them by itself
-            load = Load(f"recovery {self.run_id}", participant, 0, self._readers)
-        elif load is None:
-            load = Load(f"storage {self.run_id}", participant, 0, ())
-        await self._session.loader.bring(load, cache, *rows, former=self._load is not None, **state)
 
     def _prepare(self, plan: Planned, transport: Transport) -> Prepared:
         """Prepare an epoch whose slots have been reserved."""
