@@ -20,13 +20,8 @@ from typing import Any
 
 import numba
 from numba import types
-from numba.core.caching import NullCache
-from numba.core.cgutils import get_or_insert_function, ir, voidptr_t  # type: ignore[attr-defined]
-from numba.core.compiler import CompileResult
-from numba.core.compiler_lock import global_compiler_lock
+from numba.core import caching, cgutils, compiler, compiler_lock, serialize, sigutils
 from numba.core.registry import cpu_target
-from numba.core.serialize import dumps
-from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic, typeof_impl
 
 from dshuffle.private_files import cache_folder, lock_file, replace_file
@@ -50,7 +45,7 @@ def dispatcher(function: Callable[..., Any], options: dict[str, Any], stamp: str
     return made
 
 
-class _CodeFiles(NullCache):
+class _CodeFiles(caching.NullCache):
     """The files of the machine code of a kernel, as numba uses a cache."""
 
     def __init__(self, name: str, stamp: str) -> None:
@@ -64,14 +59,14 @@ class _CodeFiles(NullCache):
         """Load the code of a signature; None if there is none."""
         target_context.refresh()
         try:
-            return CompileResult._rebuild(target_context, *pickle.loads(self.path(sig).read_bytes()))
+            return compiler.CompileResult._rebuild(target_context, *pickle.loads(self.path(sig).read_bytes()))
         except Exception:  # a file that was cut short can raise any
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save code. Where it cannot be saved, each process compiles for itself."""
         try:
-            replace_file(str(self.path(sig)), dumps(data._reduce()), 0o644)
+            replace_file(str(self.path(sig)), serialize.dumps(data._reduce()), 0o644)
         except OSError as error:
             _warn(
                 f"compiled kernels cannot be kept in {_folder()} ({error.strerror or error}), so every process "
@@ -98,8 +93,8 @@ def _folder() -> Path:
 def _compiled_once(compile_: Callable[[Any], Any], files: _CodeFiles, signature: Any) -> Any:
     """Compile for a signature, while other processes that need machine code wait; or load the code."""
     global _compiling
-    signature = normalize_signature(signature)[0]
-    with global_compiler_lock, contextlib.ExitStack() as opened:
+    signature = sigutils.normalize_signature(signature)[0]
+    with compiler_lock.global_compiler_lock, contextlib.ExitStack() as opened:
         if _compiling or files.path(signature).exists():  # kernels that are called share the turn
             return compile_(signature)
         try:
@@ -125,10 +120,10 @@ def prefetch(typingctx, address):  # type: ignore[no-untyped-def]
     """Prefetch the cache line at an address, which may be invalid."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        number = ir.IntType(32)
-        line = builder.inttoptr(args[0], voidptr_t)
+        ir: Any = cgutils.ir  # type: ignore[attr-defined]
+        number, line = ir.IntType(32), builder.inttoptr(args[0], cgutils.voidptr_t)
         of_type = ir.FunctionType(ir.VoidType(), [line.type, number, number, number])
-        function = get_or_insert_function(builder.module, of_type, "llvm.prefetch.p0")
+        function = cgutils.get_or_insert_function(builder.module, of_type, "llvm.prefetch.p0")
         builder.call(function, [line, number(0), number(3), number(1)])  # read access, all cache levels, data cache
         return context.get_dummy_value()
 

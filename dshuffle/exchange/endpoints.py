@@ -50,13 +50,13 @@ class JobQueue:
 
     def run(self, call: Callable[..., Any], *args: Any, nbytes: int = TOGETHER_NBYTES) -> asyncio.Future[Any]:
         """Call a function in a thread."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        self._loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.append((future, call, args, nbytes))
         if self._closed:
             self._fail_all()
         elif self._idle:
-            loop.call_soon(self._start, loop)  # so that jobs that arrive in the same turn of the loop are together
+            self._loop.call_soon(self._start)  # so that jobs that arrive in the same turn of the loop are together
         return future
 
     async def close(self) -> None:
@@ -75,7 +75,7 @@ class JobQueue:
                 future.set_exception(ExchangeError("the session was closed"))
                 future.exception()  # nobody may be waiting for it
 
-    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _start(self) -> None:
         while self._waiting and self._idle:
             group = [self._waiting.popleft()]
             nbytes = group[0][-1]
@@ -83,9 +83,9 @@ class JobQueue:
                 group.append(self._waiting.popleft())
                 nbytes += group[-1][-1]
             self._idle -= 1
-            self._executor.submit(self._work, loop, group)
+            self._executor.submit(self._work, group)
 
-    def _work(self, loop: asyncio.AbstractEventLoop, group: list[_Job]) -> None:
+    def _work(self, group: list[_Job]) -> None:
         results: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
         for future, call, args, _ in group:
             try:
@@ -94,16 +94,12 @@ class JobQueue:
                 traceback.clear_frames(error.__traceback__)  # their locals hold rows
                 results.append((future, None, error))
         with contextlib.suppress(RuntimeError):  # the loop has been closed, so nobody waits
-            loop.call_soon_threadsafe(self._finish, loop, results)
+            self._loop.call_soon_threadsafe(self._finish, results)
         # An error holds this frame and the executor's. They must not hold the jobs, whose futures hold the error.
         group.clear()
         del results, future, call, args
 
-    def _finish(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        results: list[tuple[asyncio.Future[Any], Any, BaseException | None]],
-    ) -> None:
+    def _finish(self, results: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
         self._idle += 1
         self._ended.set()
         for future, result, error in results:
@@ -113,7 +109,7 @@ class JobQueue:
                 future.set_result(result)
             else:
                 future.set_exception(error)
-        self._start(loop)
+        self._start()
 
 
 @dataclass(slots=True)

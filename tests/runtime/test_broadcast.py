@@ -96,13 +96,6 @@ def test_a_balance_is_that_of_the_others(threads, tmp_path):
     )
 
 
-def test_ranks_alone_train_on_everything_once(threads, small, check_orders):
-    sharding = Sharding(np.arange(1000, dtype=np.int32) % 5, 5, np.array([1, 2, 3]))
-    with Shuffler(threads, small, sharding=sharding.ranks) as shuffler:
-        check_orders(shuffler, 2)
-    assert {record.broadcast_samples for record in shuffler.records} == {0}
-
-
 def test_the_budget_counts_them(threads, small):
     # 199 others and room for 199, and 7 that are broadcast, of 64 bytes and 28 for their places.
     sharding = Sharding(some_ranks(5), 5, BROADCAST)

@@ -645,17 +645,16 @@ class ServerRows:
         self._block_rows = max(1, -(-BLOCK_BYTES // row_bytes // chunk_rows)) * chunk_rows
         n_blocks = -(-dataset.n_samples // self._block_rows)
         block_bytes = min(self._block_rows, dataset.n_samples) * row_bytes
-        fitting = n_blocks if budget is None else budget // block_bytes
+        fitting = n_blocks if budget is None else min(n_blocks, budget // block_bytes)
         least = n_blocks if whole else min(3, n_blocks)
         if fitting < least:
             what = "a coded delivery" if whole else "the server"
             raise CacheBudgetError(
-                f"{what} needs {least} blocks of {block_bytes} bytes in the server's memory ({least * block_bytes} "
-                f"bytes in total); memory_limit leaves {budget} bytes. Raise it, serve from a worker with more memory, "
-                "or use the delivery 'peer'"
+                f"{what} needs {least} blocks of {block_bytes} bytes in the server's memory; memory_limit leaves "
+                f"{budget} bytes. Raise it, serve from a worker with more memory, or use the delivery 'peer'"
             )
-        n_moving = 0 if fitting >= n_blocks else min(fitting, max(3, -(-window_bytes // block_bytes) + 2))
-        self._n_resident = min(fitting, n_blocks) - n_moving
+        n_moving = 0 if fitting == n_blocks else min(fitting, max(3, -(-window_bytes // block_bytes) + 2))
+        self._n_resident = fitting - n_moving
         # One matrix, so that packets can be encoded from any rows. Pages that are never written do not take memory.
         n_rows = min(self._n_resident * self._block_rows, dataset.n_samples)
         self._kept = CachePartition(dataset.layout, capacity=n_rows, incoming=0)

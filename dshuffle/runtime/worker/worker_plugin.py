@@ -97,15 +97,9 @@ class WorkerSessions(dict[str, WorkerSession]):
 
     def session(self, session_id: str) -> WorkerSession:
         """An open session."""
-        try:
-            return self[session_id]
-        except KeyError:
-            raise WorkerLost(f"session {session_id} is not open on this worker") from None
-
-    def of_rank(self, session_id: str, rank: int) -> WorkerSession | None:
-        """The session whose partition is that of a rank, if this worker has it."""
-        session = self.get(session_id)
-        return session if session is not None and session.rank == rank else None
+        if session_id not in self:
+            raise WorkerLost(f"session {session_id} is not open on this worker")
+        return self[session_id]
 
     async def open(self, order: OpenOrder, spec: bytes) -> None:
         """Allocate this worker's part of a session. Another call with the same order waits for the first one.
@@ -254,24 +248,20 @@ class WorkerSessions(dict[str, WorkerSession]):
         _close_all(self._kept.pop(session_id, {}))
 
     async def _give_signs(self, spec: SessionSpec, rank: int | None) -> None:
-        """Tell the scheduler every third of a heartbeat that this worker is alive, while the scheduler waits for it."""
+        """Tell the scheduler every third of a heartbeat that this worker is alive, while the scheduler waits for it.
+
+        It also says from whom bytes came in the last heartbeat.
+        """
         heartbeat = spec.settings.heartbeat
         while True:
             await asyncio.sleep(heartbeat / 3)
             session = self.get(spec.session_id)
             if (ages := {} if session is None else session.heard()) is not None:
-                await self._give_sign(spec, rank, ages)
-
-    async def _give_sign(self, spec: SessionSpec, rank: int | None, ages: dict[int, float]) -> None:
-        """Tell the scheduler that this worker is alive, and from whom bytes came in the last heartbeat."""
-        heartbeat = spec.settings.heartbeat
-        recent = [item for item in ages.items() if item[1] < heartbeat]
-        heard = dict(heapq.nsmallest(MOST_HEARD, recent, key=operator.itemgetter(1)))
-        try:
-            sign = self.worker.scheduler.dshuffle_alive(**as_participant(spec, rank), heard=heard, reply=False)
-            await within(heartbeat, sign)
-        except (OSError, RuntimeError) as error:  # the scheduler still asks, or this worker is closing
-            logger.debug("dshuffle: a sign of life did not reach the scheduler: %s", error)
+                recent = [item for item in ages.items() if item[1] < heartbeat]
+                heard = dict(heapq.nsmallest(MOST_HEARD, recent, key=operator.itemgetter(1)))
+                sign = self.worker.scheduler.dshuffle_alive(**as_participant(spec, rank), heard=heard, reply=False)
+                with contextlib.suppress(OSError, RuntimeError):  # the scheduler still asks, or this worker is closing
+                    await within(heartbeat, sign)
 
     async def close(self, session_id: str, number: int, *, keeps: bool = False, cause: Any = None) -> None:
         """Free this worker's part of a session, and refuse to open it with an order up to this number.
@@ -584,8 +574,8 @@ def partition_on(worker: Worker, session_id: str, rank: int, epoch: int) -> Abst
     """The partition of a rank in an epoch, which a worker holds. For tasks, and the loops of ranks in its process."""
     plugin = worker.plugins.get(PLUGIN)
     sessions = plugin.sessions if isinstance(plugin, DShuffleWorker) else None
-    session = None if sessions is None else sessions.of_rank(session_id, rank)
-    if session is None:
+    session = None if sessions is None else sessions.get(session_id)
+    if session is None or session.rank != rank:
         cause = None if sessions is None else sessions.causes.get(session_id)
         if cause is not None:
             raise cause.raised_by(f"the task of rank {rank} cannot run")

@@ -106,7 +106,7 @@ class Workers:
         return {"status": "OK", "message": self.substitutes.setdefault((load, address), others[0])}
 
     def load(self, partitions, *, alone=True, readers=None, stop=lambda: False, former=False, together=True):
-        """Load these samples of each rank; the caches, after their rows and checksums were compared with the store."""
+        """Load these samples of each rank, or let it join; the caches, after they were compared with the store."""
 
         async def main():
             self.queues, self.readers, caches = [], {}, {}
@@ -114,6 +114,9 @@ class Workers:
             addresses = tuple(map(self.address, range(self.n_workers) if readers is None else readers))
 
             async def bring(rank, samples):
+                if samples is None:
+                    load = Load("load", rank, len(partitions), addresses)
+                    return await loaders[rank].join(load, CachePartition(self.dataset.layout, capacity=0, incoming=0))
                 cache = caches[rank] = CachePartition(self.dataset.layout, capacity=len(samples), incoming=0)
                 load = Load("load", rank, len(partitions) if together else 0, addresses, alone)
                 slots = cache.reserve(samples)
@@ -269,35 +272,8 @@ def test_an_owner_that_begins_late_finds_the_blocks(dataset, small_blocks, monke
 
 def test_another_attempt_goes_on_without_an_owner_that_has_all_its_rows(dataset, small_blocks):
     """It says that it needs nothing, so that blocks do not wait for it."""
-    workers, partitions = Workers(dataset), random_partitions(Q)
-
-    async def main():
-        workers.queues, workers.readers = [], {}
-        loaders = {rank: workers.loader(rank) for rank in range(N)}
-        load = Load("run 2", 3, N, tuple(map(workers.address, range(N))))
-
-        async def bring(rank):
-            cache = CachePartition(dataset.layout, capacity=Q, incoming=0)
-            slots = cache.reserve(partitions[rank])
-            await loaders[rank].bring(
-                load._replace(owner=rank),
-                cache,
-                partitions[rank],
-                slots,
-                lambda: False,
-                done=np.zeros(len(slots), np.bool_),
-            )
-
-        await asyncio.gather(
-            loaders[3].join(load, CachePartition(dataset.layout, capacity=0, incoming=0)), *map(bring, range(3))
-        )
-        assert all(not reader._held for reader in workers.readers.values())
-        for reader in workers.readers.values():
-            reader.close()
-        for queue in workers.queues:
-            await queue.close()
-
-    asyncio.run(main())
+    workers = Workers(dataset)
+    workers.load(random_partitions(Q) | {3: None})
     assert workers.read_once
 
 
