@@ -366,7 +366,6 @@ class Sender:
         self._flows: Mapping[int, Flow] = {}
         self._source: asyncio.Future[RowSource] | None = None
         self._answers: dict[MessageId, asyncio.Future[Answer]] = {}
-        self._sent: set[MessageId] = set()
         self._packed: dict[MessageId, tuple[float, Buffer]] = {}  # until it is acknowledged
 
     def begin(
@@ -384,7 +383,6 @@ class Sender:
         # Use it only where all messages fit in memory: nothing but the receivers' requests then limits what they take.
         self.meter = Meter()
         self._acknowledged = acknowledged
-        self._sent.clear()
         self._packed.clear()
         self._flows, self._source = flows, source
         self._buffers.begin(max((flow.longest for flow in flows.values()), default=0))
@@ -458,11 +456,9 @@ class Sender:
 
     async def _pack(self, message: MessageId, source: RowSource, first: int, last: int, *, shared: bool) -> Buffer:
         """Pack a message, unless it was packed for an earlier request."""
-        if message in self._sent:
+        if (packed := self._packed.get(message)) is not None:
             self._buffers.drop(message)  # the first reply may still be on its way when this one is acknowledged
-            if (packed := self._packed.get(message)) is not None:
-                return packed[1]
-        self._sent.add(message)
+            return packed[1]
         buffer = self._buffers.take(message, last - first, shared=shared and self._acknowledged)
         self.meter.gather_seconds += await self._jobs.run(
             timed, source, first, last, buffer.rows, buffer.checksums, nbytes=buffer.rows.nbytes

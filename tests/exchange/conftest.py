@@ -82,13 +82,7 @@ class Participant:
         )
 
     async def bring(
-        self,
-        sample_ids: np.ndarray,
-        slots: np.ndarray,
-        stop: Callable[[], bool],
-        *,
-        done: np.ndarray,
-        recovers: bool,
+        self, sample_ids: np.ndarray, slots: np.ndarray, stop: Callable[[], bool], *, done: np.ndarray, recovers: bool
     ) -> None:
         """Read the store, a few rows at a time; what an earlier attempt has read is not read again."""
         for first in range(0, len(sample_ids), self.cluster.store_rows):

@@ -69,9 +69,7 @@ def test_a_damaged_packet_is_named_at_once_and_the_right_one_taken_afterwards(
 
 @at_most(60)
 @given(
-    seed=st.integers(0, 2**32),
-    delivery=st.sampled_from(["clique", "leftover"]),
-    relay=st.sampled_from(sorted(RELAYS)),
+    seed=st.integers(0, 2**32), delivery=st.sampled_from(["clique", "leftover"]), relay=st.sampled_from(sorted(RELAYS))
 )
 def test_a_damaged_packet_of_several_for_a_row_is_found_with_the_last_of_them(
     seed: int, delivery: str, relay: str

@@ -166,10 +166,7 @@ def failure(cluster: Any, carry: Callable[[MessageId], Awaitable[Fields]]) -> st
         (None, "rank {} sent a reply that cannot be read: Expected `object`, got `null`" + NO_STORE),
         ({}, "rank {} sent a reply that cannot be read: Object missing required field `status`" + NO_STORE),
         ({"status": "refused", "reason": "closed", "again": False}, "closed"),
-        (
-            {"status": "refused", "reason": "busy", "again": True},
-            "busy" + NO_STORE,
-        ),
+        ({"status": "refused", "reason": "busy", "again": True}, "busy" + NO_STORE),
         ({"status": "refused", "again": True}, "rank {} sent a reply that cannot be read: Object missing required"),
         (
             {"status": "refused", "reason": "closed", "again": "no"},
@@ -187,14 +184,7 @@ def test_an_unusable_reply_is_the_reason(new_cluster: Any, reply: Fields, words:
 
 @pytest.mark.parametrize(
     ("error", "often"),
-    [
-        (
-            ConnectionResetError("cut off"),
-            NO_STORE,
-        ),
-        (RuntimeError("a bug"), ""),
-        (MemoryError("full"), ""),
-    ],
+    [(ConnectionResetError("cut off"), NO_STORE), (RuntimeError("a bug"), ""), (MemoryError("full"), "")],
 )
 def test_an_error_is_the_reason(new_cluster: Any, error: Exception, often: str) -> None:
     async def carry(message: MessageId) -> Fields:

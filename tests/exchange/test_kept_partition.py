@@ -16,13 +16,7 @@ import pytest
 
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition, RowFile
-from dshuffle.exchange.kept_partition import (
-    KeptFolder,
-    KeptLabel,
-    KeptPartition,
-    PartitionFolder,
-    remove_unused,
-)
+from dshuffle.exchange.kept_partition import KeptFolder, KeptLabel, KeptPartition, PartitionFolder, remove_unused
 from dshuffle.planning import WorkerHistory
 from dshuffle.rows import RowLayout, checksum_rows
 

@@ -95,11 +95,7 @@ def test_a_place_beyond_the_end_of_the_file(holder) -> None:
         mapped(place._replace(first=3 * buffer_nbytes(6, 40)))
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [{"first": -4096}, {"first": 1}, {"n_rows": -1}, {"row_nbytes": -1}],
-    ids=str,
-)
+@pytest.mark.parametrize("numbers", [{"first": -4096}, {"first": 1}, {"n_rows": -1}, {"row_nbytes": -1}], ids=str)
 def test_a_place_that_is_no_part_of_the_file(holder, numbers: dict[str, int]) -> None:
     place = holder[1][0]
     with pytest.raises(OSError, match=r"has less memory than it says|Invalid argument"):

@@ -89,11 +89,7 @@ def test_a_balance_is_that_of_the_others(threads, tmp_path):
         Shuffler(threads, dataset, sharding=sharding, balance="label")
     balanced = some_ranks(5)
     balanced[OTHERS] = stratified(labels[OTHERS], 5)
-    check_run(
-        *(threads, dataset, 3),
-        sharding=Sharding(balanced, 5, BROADCAST),
-        balance="label",
-    )
+    check_run(*(threads, dataset, 3), sharding=Sharding(balanced, 5, BROADCAST), balance="label")
 
 
 def test_the_budget_counts_them(threads, small):
