@@ -113,20 +113,11 @@ class JobQueue:
 
 
 @dataclass(slots=True)
-class LinkMeter:
-    """What came from one sender, between the first request (``begun``) and the last answer (``ended``)."""
-
-    begun: float
-    ended: float = 0.0
-    nbytes: int = 0
-
-
-@dataclass(slots=True)
 class Meter:
     """Bytes and seconds of one run on one participant."""
 
     # ``shared_bytes`` is the part of ``sent_bytes`` that receivers mapped. ``links`` has one entry for each sender in
-    # another process.
+    # another process: the bytes that came from it, and when the first request began and the last answer ended.
 
     sent_bytes: int = 0
     sent_checksum_bytes: int = 0
@@ -137,7 +128,7 @@ class Meter:
     scatter_seconds: float = 0.0
     rows: int = 0
     recovered_rows: int = 0
-    links: dict[int, LinkMeter] = field(default_factory=dict)
+    links: dict[int, tuple[int, float, float]] = field(default_factory=dict)
 
 
 def has_result(future: asyncio.Future[Any] | None) -> bool:
@@ -340,8 +331,8 @@ class Receiver:
             self.meter.transfer_seconds = answered - self._started
         if isinstance(reply, RowsReply) and not self._network.is_local(message.sender):
             self.meter.received_bytes += reply.nbytes
-            link = self.meter.links.setdefault(message.sender, LinkMeter(asked))
-            link.ended, link.nbytes = answered, link.nbytes + reply.nbytes
+            nbytes, begun, _ = self.meter.links.get(message.sender, (0, asked, asked))
+            self.meter.links[message.sender] = nbytes + reply.nbytes, begun, answered
         return reply
 
 

@@ -853,6 +853,6 @@ class ExchangeRun:
         return Report(
             measures=measures,
             training=training_time,
-            links={sender: (link.nbytes, link.ended - link.begun) for sender, link in links.items()},
+            links={sender: (nbytes, ended - begun) for sender, (nbytes, begun, ended) in links.items()},
             held=0 if training is None else len(training.cache.index.sample_ids),
         )
