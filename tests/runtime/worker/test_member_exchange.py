@@ -70,9 +70,17 @@ def test_both_ends_cut_rows_into_the_same_messages():
                 assert np.diff(flow.bounds).tolist() == np.diff(other.bounds).tolist()
 
 
+@pytest.mark.parametrize("rate", [None, 1e6, 1e9])
+def test_a_pair_of_workers_has_one_request_where_rows_are_few(rate):
+    flows = planned(3200, 32, 1000, Settings(), who=[3], rate=rate).messages
+    assert {flow.n_messages for _, each in (flows.sends[3], flows.receives[3]) for flow in each.values()} == {1}
+
+
 def test_a_server_of_packets_answers_few_at_once():
     settings = Settings(message_bytes=1000, window_bytes=3000)
-    assert planned(400, 8, 10, settings, "clique", [SERVER]).messages.of_server == (3, 1)
+    for n_workers, relay, each in ((8, "pipelined", 1), (3, "pipelined", 1), (4, "ring", None), (4, "unicast", None)):
+        packets = planned(400, n_workers, 10, settings, "clique", [SERVER], relay=relay)
+        assert packets.messages.of_server == (3, each)
     served = planned(400, 8, 10, settings, "server", [SERVER]).messages
     assert served.of_server is None
     assert served.answers > 3
