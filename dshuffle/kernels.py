@@ -125,16 +125,7 @@ def worth_a_kernel(n_items: int) -> bool:
     return n_items > FEW or "dshuffle.numba_support" in sys.modules
 
 
-class _Instruction(Kernel):
-    """A machine instruction that numba does not expose, of the same name in :mod:`dshuffle.numba_support`."""
-
-    @property
-    def dispatcher(self) -> Any:
-        """The instruction."""
-        return getattr(_numba_support(), self._function.__name__)
-
-
-@_Instruction
+@kernel(cache=False, instruction=True)  # of the same name in numba_support
 def prefetch(line: Any) -> Any:
     """Prefetch the cache line at an address, which may be invalid. Only kernels can call this."""
 

@@ -14,19 +14,14 @@ import logging
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba import types
-from numba.core.caching import NullCache
-from numba.core.cgutils import get_or_insert_function, ir, voidptr_t  # type: ignore[attr-defined]
-from numba.core.compiler import CompileResult
-from numba.core.compiler_lock import global_compiler_lock
+from numba.core import caching, cgutils, compiler, compiler_lock, serialize, sigutils
 from numba.core.registry import cpu_target
-from numba.core.serialize import dumps
-from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic, typeof_impl
 
 from dshuffle.private_files import cache_folder, lock_file, replace_file
@@ -41,6 +36,8 @@ _compiling = False  # whether this process has its turn; changed under numba's l
 
 def dispatcher(function: Callable[..., Any], options: dict[str, Any], stamp: str) -> Any:
     """Return the function as numba calls it: compiled, or loaded from the disk, for each signature that it meets."""
+    if "instruction" in options:
+        return globals()[function.__name__]
     made = numba.njit(**{**options, "cache": False})(function)
     if options["cache"]:
         made._cache = _CodeFiles(f"{function.__module__}.{function.__qualname__}", stamp)
@@ -48,39 +45,33 @@ def dispatcher(function: Callable[..., Any], options: dict[str, Any], stamp: str
     return made
 
 
-class _CodeFiles(NullCache):
+class _CodeFiles(caching.NullCache):
     """The files of the machine code of a kernel, as numba uses a cache."""
 
     def __init__(self, name: str, stamp: str) -> None:
         self._name, self._stamp = name, stamp
 
+    def path(self, sig: Any) -> Path:
+        """The file for a signature."""
+        return _folder() / f"{self._name}-{_digest(self._stamp, sig)}"
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load the code of a signature; None if there is none."""
         target_context.refresh()
-        for path in self.paths(sig):
-            try:
-                return CompileResult._rebuild(target_context, *pickle.loads(path.read_bytes()))
-            except FileNotFoundError:
-                pass
-            except Exception as error:  # a file that was cut short can raise any
-                logger.debug("dshuffle: %s is compiled again: %r", path, error)
-        return None
+        try:
+            return compiler.CompileResult._rebuild(target_context, *pickle.loads(self.path(sig).read_bytes()))
+        except Exception:  # a file that was cut short can raise any
+            return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save code. Where it cannot be saved, each process compiles for itself."""
-        for path in self.paths(sig):
-            try:
-                return replace_file(str(path), dumps(data._reduce()), 0o644)
-            except OSError as error:
-                reason = error.strerror or str(error)
-        _warn(
-            f"compiled kernels cannot be kept in {path.parent} ({reason}), so every process compiles them for itself. "
-            "Set NUMBA_CACHE_DIR to a folder that can be written"
-        )
-
-    def paths(self, sig: Any) -> list[Path]:
-        """Where the code of a signature may be."""
-        return [folder / f"{self._name}-{_digest(self._stamp, sig)}" for folder in _folders()]
+        try:
+            replace_file(str(self.path(sig)), serialize.dumps(data._reduce()), 0o644)
+        except OSError as error:
+            _warn(
+                f"compiled kernels cannot be kept in {_folder()} ({error.strerror or error}), so every process "
+                "compiles them for itself. Set NUMBA_CACHE_DIR to a folder that can be written"
+            )
 
 
 def _digest(*parts: object) -> str:
@@ -88,42 +79,33 @@ def _digest(*parts: object) -> str:
 
 
 @functools.cache
-def _folders() -> list[Path]:
-    """Folders of machine code: the first that can be written gets more of it."""
+def _folder() -> Path:
+    """The folder of machine code: beside the package, or the user's own if there is none and none can be made."""
     machine = cpu_target.target_context.codegen().magic_tuple()
     name = f"kernels-{numba.__version__}-{machine[1]}-{_digest(sys.version, machine)}"
+    package = Path(__file__).parent
+    beside = package / "__pycache__" / name
     if chosen := numba.config.CACHE_DIR:  # type: ignore[attr-defined]
-        return [Path(chosen, "dshuffle", name)]
-    folders = [Path(__file__).parent / "__pycache__" / name]
-    if not os.access(Path(__file__).parent, os.W_OK):
-        with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home directory
-            folders.append(cache_folder() / name)
-    return folders
+        return Path(chosen, "dshuffle", name)
+    return beside if os.access(package, os.W_OK) or beside.exists() else cache_folder() / name
 
 
 def _compiled_once(compile_: Callable[[Any], Any], files: _CodeFiles, signature: Any) -> Any:
     """Compile for a signature, while other processes that need machine code wait; or load the code."""
-    signature = normalize_signature(signature)[0]
-    with global_compiler_lock:
-        is_there = _compiling or any(path.exists() for path in files.paths(signature))
-        with contextlib.nullcontext() if is_there else _turn(_folders()[-1]):
-            return compile_(signature)
-
-
-@contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Lock a folder, unless that takes too long or is not possible. Kernels that are called share the turn."""
     global _compiling
-    with contextlib.ExitStack() as opened:
+    signature = sigutils.normalize_signature(signature)[0]
+    with compiler_lock.global_compiler_lock, contextlib.ExitStack() as opened:
+        if _compiling or files.path(signature).exists():  # kernels that are called share the turn
+            return compile_(signature)
         try:
-            folder.mkdir(exist_ok=True, parents=True)
-            file = opened.enter_context((folder / "lock").open("wb"))
+            _folder().mkdir(exist_ok=True, parents=True)
+            file = opened.enter_context((_folder() / "lock").open("wb"))
             lock_file(file.fileno(), PATIENCE)
         except OSError as error:
             _warn(f"this process compiles kernels without waiting for others ({error})")
         _compiling = True
         try:
-            yield
+            return compile_(signature)
         finally:
             _compiling = False
 
@@ -138,10 +120,10 @@ def prefetch(typingctx, address):  # type: ignore[no-untyped-def]
     """Prefetch the cache line at an address, which may be invalid."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        number = ir.IntType(32)
-        line = builder.inttoptr(args[0], voidptr_t)
+        ir: Any = cgutils.ir  # type: ignore[attr-defined]
+        number, line = ir.IntType(32), builder.inttoptr(args[0], cgutils.voidptr_t)
         of_type = ir.FunctionType(ir.VoidType(), [line.type, number, number, number])
-        function = get_or_insert_function(builder.module, of_type, "llvm.prefetch.p0")
+        function = cgutils.get_or_insert_function(builder.module, of_type, "llvm.prefetch.p0")
         builder.call(function, [line, number(0), number(3), number(1)])  # read access, all cache levels, data cache
         return context.get_dummy_value()
 

@@ -35,20 +35,19 @@ Places = NDArray[np.int64]
 class RowLayout:
     """Position of each array of a sample within its row.
 
-    ``fields`` has ``(name, dtype string, per-sample shape)`` of each array. :meth:`of` puts the widest items first, so
+    ``fields`` has ``(name, dtype, per-sample shape)`` of each array. :meth:`of` puts the widest items first, so
     that with the usual dtypes every field is aligned within the row without padding. ``encodings`` has those of arrays
     whose stored numbers, which are in the rows, are not their values.
     """
 
-    fields: tuple[tuple[str, object, tuple[int, ...]], ...]
+    fields: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
     encodings: tuple[tuple[str, Encoding], ...] = ()
     dtype: np.dtype[np.void] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        spec = [(name, np.dtype(_as_descr(descr)), shape) for name, descr, shape in self.fields]
-        dtype = np.dtype(spec)
+        dtype = np.dtype(list(self.fields))
         if dtype.hasobject:
-            bad = next(name for name, item, _ in spec if item.hasobject)
+            bad = next(name for name, item, _ in self.fields if item.hasobject)
             raise InvalidParameter.of(
                 f"arrays[{bad!r}].dtype",
                 "object",
@@ -65,7 +64,7 @@ class RowLayout:
     ) -> RowLayout:
         """Create a layout from the stored dtype and per-sample shape of each named array, and the encodings of some."""
         order = sorted(arrays, key=lambda name: (-arrays[name][0].alignment, name))
-        fields = tuple((name, _descr(arrays[name][0]), tuple(arrays[name][1])) for name in order)
+        fields = tuple((name, arrays[name][0], tuple(arrays[name][1])) for name in order)
         return cls(fields, tuple(sorted(encodings.items())))
 
     def encoding(self, name: str) -> Encoding | None:
@@ -102,38 +101,9 @@ class RowLayout:
 
     def records(self, rows: ByteMatrix) -> NDArray[np.void]:
         """Return the rows as a ``(n_rows,)`` structured array that shares their memory."""
-        if rows.ndim != 2 or rows.shape[1] != self.nbytes:
-            raise InvalidParameter.of("rows.shape", rows.shape, f"(n_rows, {self.nbytes})")
         if self.nbytes == 0:
             return np.empty(len(rows), dtype=self.dtype)
         return rows.view(self.dtype)[:, 0]
-
-
-def _descr(dtype: np.dtype[np.generic]) -> object:
-    """Describe a dtype by a picklable, comparable value: a string, or nested tuples for a structured dtype."""
-    if dtype.names is None:
-        return dtype.str
-    fields = dtype.fields
-    assert fields is not None
-    return (
-        tuple(dtype.names),
-        tuple((_descr(fields[name][0].base), fields[name][0].shape) for name in dtype.names),
-        tuple(fields[name][1] for name in dtype.names),
-        dtype.itemsize,
-    )
-
-
-def _as_descr(descr: object) -> Any:
-    """Convert a result of :func:`_descr` to an argument of :func:`numpy.dtype`."""
-    if not isinstance(descr, tuple):
-        return descr
-    names, formats, offsets, itemsize = descr
-    return {
-        "names": list(names),
-        "formats": [(np.dtype(_as_descr(base)), shape) for base, shape in formats],
-        "offsets": list(offsets),
-        "itemsize": itemsize,
-    }
 
 
 def checksum_rows(

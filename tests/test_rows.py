@@ -90,13 +90,6 @@ def test_objects_are_refused(dtype: object) -> None:
         RowLayout.of({"x": (np.dtype("f4"), ()), "y": (np.dtype(dtype), ())})
 
 
-@pytest.mark.parametrize("shape", [(5, 8), (20,), (5, 20, 1), (5, 24)])
-def test_rows_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
-    layout = RowLayout.of({"x": (np.dtype("f4"), (5,))})
-    with pytest.raises(InvalidParameter, match=r"rows\.shape=.* must be \(n_rows, 20\)"):
-        layout.records(np.zeros(shape, np.uint8))
-
-
 # -- checksums -----------------------------------------------------------------------------------------------------
 
 

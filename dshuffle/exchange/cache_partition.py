@@ -11,13 +11,11 @@ Nguyen et al. (2022), section III: a worker needs memory for (1 + Q) N / M rows;
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -27,7 +25,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
 from dshuffle.kernels import kernel
-from dshuffle.planning.types import sorted_positions
+from dshuffle.planning.types import NO_SAMPLES, sorted_positions
 from dshuffle.private_files import unnamed_file
 from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows, gather_rows, scatter_verified
 
@@ -56,7 +54,7 @@ GAP = 32 * 2**10
 """Rows at most this many bytes apart are read ahead in one request. Reading them takes about as long as another one."""
 
 _LONG_RUN = 4 * 2**20
-_MOST_READ = 64 * 2**20
+_MOST_MOVED = 64 * 2**20
 
 # Numba cannot cache the code of functions that call C functions.
 
@@ -76,27 +74,19 @@ def _read_ahead(start, row_nbytes, slots):  # type: ignore[no-untyped-def]
 
 
 @kernel(cache=False)
-def _read_rows(file, rows, row_nbytes, slots):  # type: ignore[no-untyped-def]
-    """Read rows to an address, once for each run of consecutive slots; the place of a row that failed, or -1."""
-    most = max(1, _MOST_READ // max(1, row_nbytes))
+def _move_rows(file, rows, row_nbytes, slots, writes):  # type: ignore[no-untyped-def]
+    """Read rows to an address, or write them, once for each run of consecutive slots; the place of the first error."""
+    most = max(1, _MOST_MOVED // max(1, row_nbytes))
     i = 0
     while i < slots.size:
         end = i + 1
         while end < slots.size and end - i < most and slots[end] == slots[end - 1] + 1:
             end += 1
-        nbytes = (end - i) * row_nbytes
-        if _pread(file, rows + i * row_nbytes, nbytes, slots[i] * row_nbytes) != nbytes:
+        at, nbytes, to = rows + i * row_nbytes, (end - i) * row_nbytes, slots[i] * row_nbytes
+        moved = _pwrite(file, at, nbytes, to) if writes else _pread(file, at, nbytes, to)
+        if moved != nbytes:
             return i
         i = end
-    return -1
-
-
-@kernel(cache=False)
-def _write_rows(file, rows, row_nbytes, slots):  # type: ignore[no-untyped-def]
-    """Write the rows at an address to their slots in a file; the place of a row that could not be written, or -1."""
-    for i in range(slots.size):
-        if _pwrite(file, rows + i * row_nbytes, row_nbytes, slots[i] * row_nbytes) != row_nbytes:
-            return i
     return -1
 
 
@@ -135,61 +125,39 @@ class RowFile:
             raise does_not_fit(directory, error) from error
         self._map.madvise(mmap.MADV_RANDOM)  # rows are read one by one: what is beside them is rarely needed
         self.rows: ByteMatrix = np.frombuffer(self._map, np.uint8)[: n_rows * layout.nbytes].reshape(n_rows, -1)
-        self._lock = threading.Lock()
-        self._users = 0
-        self._freed = False
         self._closed = threading.Event()
-        # These calls compile, which must not happen within an exchange.
-        self.will_need(np.empty(0, np.int64))
-        self.write(np.empty(0, np.int64), self.rows[:0])
-        self.read(np.empty(0, np.int64), self.rows[:0])
-        self._process = psutil.Process()
+        self.will_need(NO_SAMPLES)  # these calls compile, which must not happen within an exchange
+        self.read(NO_SAMPLES, self.rows[:0])
         self._most: int | None = None
         if memory_limit:
-            self._most = max(int(FRACTION * memory_limit), self._process.memory_info().rss + MARGIN)
+            self._most = max(int(FRACTION * memory_limit), psutil.Process().memory_info().rss + MARGIN)
             watched = weakref.ref(self), self._closed
             threading.Thread(target=_watch, args=watched, name="dshuffle-pages", daemon=True).start()
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keep the rows until the body has ended, also if the file is closed meanwhile."""
-        with self._lock:
-            if self._freed:
-                raise OSError("the partition on the disk has been closed")
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-            self._free_if_unused()
-
     def release(self) -> None:
         """Give the pages back that the process has touched. Their contents stay in the file."""
-        with self.in_use():
-            self._map.madvise(mmap.MADV_DONTNEED)
+        self._map.madvise(mmap.MADV_DONTNEED)
 
     def will_need(self, slots: NDArray[np.int64]) -> None:
         """Let the system read some rows ahead, many at a time. Without this, rows are read one after the other."""
-        with self.in_use():
-            # A copy can be written, so that numba compiles for one type only.
-            _read_ahead(self.rows.ctypes.data, self.rows.shape[1], slots.copy())
+        # A copy can be written, so that numba compiles for one type only.
+        _read_ahead(self.rows.ctypes.data, self.rows.shape[1], slots.copy())
 
     def read(self, slots: NDArray[np.int64], out: ByteMatrix) -> None:
         """Copy rows into a contiguous buffer. Reading takes much less time than touching mapped pages one by one."""
-        with self.in_use():
-            failed = _read_rows(self._file, out.ctypes.data, out.shape[1], slots.copy())
-        if failed >= 0:
-            raise OSError(f"the row in slot {int(slots[failed])} of a partition on the disk could not be read")
+        self._move(slots, out, writes=False)
 
     def write(self, slots: NDArray[np.int64], rows: ByteMatrix) -> None:
         """Write contiguous rows to their slots. What was in the slots before is not read, if rows fill whole pages."""
-        with self.in_use():
-            if rows.shape[1] % _PAGE:
-                self.will_need(slots)  # a page is read before a part of it is written
-            failed = _write_rows(self._file, rows.ctypes.data, rows.shape[1], slots.copy())
+        if rows.shape[1] % _PAGE:
+            self.will_need(slots)  # a page is read before a part of it is written
+        self._move(slots, rows, writes=True)
+
+    def _move(self, slots: NDArray[np.int64], rows: ByteMatrix, *, writes: bool) -> None:
+        failed = _move_rows(self._file, rows.ctypes.data, rows.shape[1], slots.copy(), writes)
         if failed >= 0:
-            raise OSError(f"a row could not be written to slot {int(slots[failed])} of a partition on the disk")
+            what = "written" if writes else "read"
+            raise OSError(f"the row in slot {int(slots[failed])} of a partition on the disk could not be {what}")
 
     def drop_pages(self, slots: NDArray[np.int64]) -> None:
         """Drop long runs of free slots from the page cache. ``slots`` ascend."""
@@ -197,32 +165,18 @@ class RowFile:
         nbytes = self.rows.shape[1]
         ends = np.append(np.flatnonzero(np.diff(slots) != 1) + 1, len(slots))
         n_rows = np.diff(ends, prepend=0)
-        with self.in_use():
-            for run in np.flatnonzero(n_rows * nbytes >= _LONG_RUN).tolist():
-                first, count = int(slots[ends[run] - n_rows[run]]), int(n_rows[run])
-                os.posix_fadvise(self._file, first * nbytes, count * nbytes, os.POSIX_FADV_DONTNEED)
+        for run in np.flatnonzero(n_rows * nbytes >= _LONG_RUN).tolist():
+            first, count = int(slots[ends[run] - n_rows[run]]), int(n_rows[run])
+            os.posix_fadvise(self._file, first * nbytes, count * nbytes, os.POSIX_FADV_DONTNEED)
 
     def relieve(self) -> None:
         """Give pages back if the process has grown too large. Called by whoever touches many rows."""
-        if self._most is not None and self._process.memory_info().rss > self._most:
+        if self._most is not None and psutil.Process().memory_info().rss > self._most:
             self.release()
 
     def close(self) -> None:
-        """Free descriptors, map and room on the disk, at once or when the last user has ended. Idempotent."""
-        # Arrays of its rows that somebody still has stay valid, and keep the map.
+        """Look at the memory no more. Descriptors, map and room on the disk are free once nobody has the file."""
         self._closed.set()
-        self._free_if_unused()
-
-    def _free_if_unused(self) -> None:
-        with self._lock:
-            if self._users or self._freed or not self._closed.is_set():
-                return
-            self._freed = True
-        self.rows = self.rows[:0].copy()
-        self._close_file()
-        with contextlib.suppress(BufferError):  # then the last array of the rows takes the map with it
-            self._map.close()
-        del self._map
 
 
 def _watch(opened: weakref.ref[RowFile], closed: threading.Event) -> None:
@@ -230,8 +184,7 @@ def _watch(opened: weakref.ref[RowFile], closed: threading.Event) -> None:
     while not closed.wait(INTERVAL):
         if (file := opened()) is None:
             return
-        with contextlib.suppress(OSError):  # it has just been closed
-            file.relieve()
+        file.relieve()
         del file
 
 
@@ -265,7 +218,7 @@ class Index:
         return np.where(positions >= 0, self.slots[positions], -1)
 
 
-EMPTY = Index(np.empty(0, np.int64), np.empty(0, np.int64))
+EMPTY = Index(NO_SAMPLES, NO_SAMPLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +230,10 @@ class Swap:
 
 
 class CachePartition:
-    """Rows in a fixed number of slots, checked against a byte budget before allocation."""
+    """Rows in a fixed number of slots."""
 
     # capacity: maximum number of rows held between epochs.
     # incoming: maximum number of rows that arrive in one exchange.
-    # budget: maximum size of this partition in memory, in bytes; ``None`` for no limit.
     # file: file for the rows, with as many as there are slots; ``None`` to keep them in memory.
 
     def __init__(
@@ -290,72 +242,47 @@ class CachePartition:
         *,
         capacity: int,
         incoming: int,
-        budget: int | None = None,
         file: RowFile | None = None,
     ) -> None:
         n_slots = capacity + incoming
-        needed = self.nbytes_for(layout, n_slots, on_disk=file is not None)
-        if budget is not None and needed > budget:
-            raise CacheBudgetError(
-                f"a cache partition with {capacity} rows and room for {incoming} incoming rows, {layout.nbytes} bytes "
-                f"each, needs {needed} bytes; memory_limit allows {budget}. Raise memory_limit or use more workers."
-            )
         self.layout = layout
-        self._file = file
+        self.file = file
         self.rows: ByteMatrix = layout.empty(n_slots) if file is None else file.rows
         self.checksums: Checksums = np.zeros(n_slots, dtype=np.uint32)
         self.index = EMPTY
+        self.free: NDArray[np.int64] = np.arange(n_slots, dtype=np.int64)
+        """Slots that hold no row."""
         self._incoming = EMPTY
-        self._free: NDArray[np.int64] = np.arange(n_slots, dtype=np.int64)
 
     @staticmethod
     def nbytes_for(layout: RowLayout, n_slots: int, *, on_disk: bool = False) -> int:
         """Return the size of ``n_slots`` slots in memory, in bytes, including the index."""
         return n_slots * (SLOT_OVERHEAD if on_disk else layout.nbytes + SLOT_OVERHEAD)
 
-    @property
-    def on_disk(self) -> bool:
-        """Whether rows are in a file."""
-        return self._file is not None
-
-    @property
-    def file(self) -> RowFile | None:
-        """The file that rows are in; None if they are in memory."""
-        return self._file
-
     def relieve(self) -> None:
         """Give memory back, if rows are on a disk and the process has grown too large."""
-        if self._file is not None:
-            self._file.relieve()
+        if self.file is not None:
+            self.file.relieve()
 
     def close(self) -> None:
         """Free the rows, or leave them to the tasks that still use them."""
         # The partition is empty then. Idempotent.
         self.rows, self.checksums = self.layout.empty(0), self.checksums[:0].copy()
         self.index = self._incoming = EMPTY
-        if self._file is not None:
-            self._file.close()
-
-    @property
-    def n_slots(self) -> int:
-        """Total number of slots."""
-        return len(self.rows)
-
-    @property
-    def n_free(self) -> int:
-        """Number of slots that hold no row."""
-        return len(self._free)
+        if self.file is not None:
+            self.file.close()
+        self.file = None
 
     def reserve(self, sample_ids: NDArray[np.int64], positions: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Reserve a free slot for each sample of one exchange, replacing any earlier reservation."""
         # sample_ids: ``(k,)`` samples, each once.
         # positions: ``(k,)`` positions of the samples in the order in which they will be read. Slots ascend in this
         # order.
-        if len(sample_ids) > len(self._free):
-            raise ExchangeError(f"{len(sample_ids)} incoming rows do not fit into {len(self._free)} free slots")
-        slots = self._free[: len(sample_ids)]
-        if self._file is not None:
-            self._file.drop_pages(slots)
+        if len(sample_ids) > len(self.free):
+            raise ExchangeError(f"{len(sample_ids)} incoming rows do not fit into {len(self.free)} free slots")
+        slots = self.free[: len(sample_ids)]
+        if self.file is not None:
+            self.file.drop_pages(slots)
         if positions is not None:
             ascending, slots = slots, np.empty_like(slots)
             slots[np.argsort(positions)] = ascending
@@ -373,12 +300,20 @@ class CachePartition:
     def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: Checksums) -> None:
         """Gather rows and checksums of held samples into contiguous buffers."""
         slots = self.index.find(sample_ids)
-        if self._file is None:
+        if self.file is None:
             gather_rows(self.rows, slots, rows)
         else:
-            self._file.will_need(slots)
-            self._file.read(slots, rows)
+            self.file.will_need(slots)
+            self.file.read(slots, rows)
         np.take(self.checksums, slots, out=checksums, mode="clip")
+
+    def check_shape(self, n_rows: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Refuse a message that does not have the length that it should have."""
+        if rows.shape != (n_rows, self.layout.nbytes) or checksums.shape != (n_rows,):
+            raise ExchangeError(
+                f"a message has rows {rows.shape} and checksums {checksums.shape}; "
+                f"{n_rows} rows of {self.layout.nbytes} bytes were expected"
+            )
 
     def unpack(
         self,
@@ -388,52 +323,27 @@ class CachePartition:
         checksums: Checksums,
     ) -> None:
         """Verify arrived rows and copy them into their reserved slots."""
-        if rows.shape != (len(slots), self.layout.nbytes) or checksums.shape != (len(slots),):
-            raise ExchangeError(
-                f"a message has rows {rows.shape} and checksums {checksums.shape}; "
-                f"{len(slots)} rows of {self.layout.nbytes} bytes were expected"
-            )
-        if self._file is None:
+        self.check_shape(len(slots), rows, checksums)
+        if self.file is None:
             wrong = scatter_verified(self.rows, slots, rows, sample_ids, checksums)
         else:
             failing = np.flatnonzero(checksum_rows(rows, sample_ids) != checksums)
             wrong = int(failing[0]) if len(failing) else -1
             if wrong < 0:
-                self._file.write(slots, rows)
+                self.file.write(slots, rows)
         if wrong >= 0:
             raise ChecksumMismatch(f"the row of sample {int(sample_ids[wrong])} arrived corrupted")
         self.checksums[slots] = checksums
 
     def prepare(self, held: NDArray[np.int64]) -> Swap:
         """Build the state after a commit that keeps ``held`` (sorted), a subset of the held and incoming samples."""
-        slots = np.empty(len(held), dtype=np.int64)
-        free = np.ones(self.n_slots, dtype=np.bool_)
-        incoming, index = self._incoming, self.index  # rows on a disk may move to other slots
-        missing = _merge(incoming.sample_ids, incoming.slots, index.sample_ids, index.slots, held, slots, free)
-        if missing >= 0:
-            raise ExchangeError(f"sample {int(held[missing])} must be kept, but is neither held nor incoming")
+        slots = self._incoming.search(held)  # rows on a disk may move to other slots
+        stays = slots < 0
+        slots[stays] = self.index.find(held[stays])
+        free = np.ones(len(self.rows), dtype=np.bool_)
+        free[slots] = False
         return Swap(Index(held, slots), np.flatnonzero(free))
 
     def commit(self, swap: Swap) -> None:
         """Install a prepared state in constant time, so that it can run on an event loop."""
-        self.index, self._free, self._incoming = swap.index, swap.free, EMPTY
-
-
-@kernel("(i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], b1[::1])")
-def _merge(ids_a, slots_a, ids_b, slots_b, held, slots, free):  # type: ignore[no-untyped-def]
-    """Find ascending ``held`` in two ascending indices in one pass; return the position of a missing id, or -1."""
-    a, b = 0, 0
-    for i in range(held.size):
-        sample = held[i]
-        while a < ids_a.size and ids_a[a] < sample:
-            a += 1
-        while b < ids_b.size and ids_b[b] < sample:
-            b += 1
-        if a < ids_a.size and ids_a[a] == sample:
-            slots[i] = slots_a[a]
-        elif b < ids_b.size and ids_b[b] == sample:
-            slots[i] = slots_b[b]
-        else:
-            return i
-        free[slots[i]] = False
-    return -1
+        self.index, self.free, self._incoming = swap.index, swap.free, EMPTY

@@ -14,30 +14,32 @@ import logging
 import mmap
 import os
 import socket
-import stat
 import struct
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from distributed import Status, Worker
 from distributed.protocol.serialize import to_serialize
-from numpy.typing import NDArray
 
 from dshuffle.emulated_links import emulated
 from dshuffle.errors import ExchangeError
-from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.mailboxes import MessageId
 from dshuffle.rows import ByteMatrix, Checksums, RowLayout
+
+logger = logging.getLogger(__name__)
 
 LEAST_NBYTES = 2**18
 """Messages up to this length are not worth mapping."""
 
 _ALIGNMENT = 64
-_CHECKSUM_NBYTES = np.dtype(np.uint32).itemsize
+
+CHECKSUM_NBYTES = 4
+"""Bytes of a row's checksum."""
 
 
 class Place(NamedTuple):
@@ -83,32 +85,39 @@ class SharedMemory:
     # nbytes: size in bytes. The kernel provides pages when they are first written.
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self._fd = os.memfd_create("dshuffle", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._nbytes = nbytes
+        self.idle: list[Buffer] = []
+        self._n_buffers = 0
+        fd = os.memfd_create("dshuffle", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(self._fd, nbytes)
+            os.ftruncate(fd, nbytes)
             # Not against writing: buffers are used again.
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._status = os.fstat(self._fd)
-            self._memory = mmap.mmap(self._fd, nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            status = os.fstat(fd)
+            self._memory = mmap.mmap(fd, nbytes)
         except BaseException:
-            os.close(self._fd)
+            os.close(fd)
             raise
-        self._close_fd = weakref.finalize(self._memory, os.close, self._fd)
+        self._file = os.getpid(), fd, status.st_dev, status.st_ino
+        self._close_fd = weakref.finalize(self._memory, os.close, fd)
 
-    def cut(self, n_rows: int, row_nbytes: int) -> list[tuple[ByteMatrix, Checksums, Place]]:
-        """As many buffers as there is room for: rows, their checksums, and their place."""
-        # All earlier buffers must be out of use.
+    @property
+    def is_idle(self) -> bool:
+        """Whether no buffer is in use."""
+        return len(self.idle) == self._n_buffers
+
+    def cut(self, n_rows: int, row_nbytes: int) -> None:
+        """Cut the memory into as many buffers as there is room for. All earlier ones must be idle."""
         length = buffer_nbytes(n_rows, row_nbytes)
-        rows_after = _rows_after(n_rows)
-        file = (os.getpid(), self._fd, self._status.st_dev, self._status.st_ino)
-        places = [
-            Place(*file, first, rows_after, n_rows, row_nbytes) for first in range(0, self.nbytes - length + 1, length)
-        ]
-        return [(*_arrays(self._memory, place.first, place), place) for place in places]
+        self.idle = []
+        for first in range(0, self._nbytes - length + 1, length):
+            place = Place(*self._file, first, _rows_after(n_rows), n_rows, row_nbytes)
+            self.idle.append(Buffer(*_arrays(self._memory, first, place), place))
+        self._n_buffers = len(self.idle)
 
     def close(self) -> None:
         """Free the memory, but not what receivers have mapped, nor a buffer that is still in use. Idempotent."""
+        self.idle = []
         self._close_fd()
         with contextlib.suppress(BufferError):  # then the last buffer takes the memory with it
             self._memory.close()
@@ -128,12 +137,10 @@ def mapped(place: Place) -> tuple[ByteMatrix, Checksums]:
         status = os.fstat(fd)
         if (status.st_dev, status.st_ino) != (place.device, place.inode):  # the sender has reused the number
             raise FileNotFoundError(f"process {place.pid} no longer has this memory")
-        if not stat.S_ISREG(status.st_mode) or not _seals(fd) & fcntl.F_SEAL_SHRINK:
+        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:  # an OSError for other files
             raise OSError(f"the memory of process {place.pid} is not sealed against shrinking")
         nbytes = place.rows_after + place.n_rows * place.row_nbytes
-        if min(place) < 0 or not place.n_rows * _CHECKSUM_NBYTES <= place.rows_after < nbytes:
-            raise OSError(f"process {place.pid} has no rows at {place}")
-        if place.first + nbytes > status.st_size:
+        if min(place) < 0 or place.first + nbytes > status.st_size:
             raise OSError(f"process {place.pid} has less memory than it says")
         memory = mmap.mmap(
             fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=place.first
@@ -143,16 +150,8 @@ def mapped(place: Place) -> tuple[ByteMatrix, Checksums]:
     return _arrays(memory, 0, place)
 
 
-def _seals(fd: int) -> int:
-    """Seals of a file. Files that are not in memory have none."""
-    try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        return 0
-
-
 def _rows_after(n_rows: int) -> int:
-    return -(-n_rows * _CHECKSUM_NBYTES // _ALIGNMENT) * _ALIGNMENT
+    return -(-n_rows * CHECKSUM_NBYTES // _ALIGNMENT) * _ALIGNMENT
 
 
 def _arrays(memory: mmap.mmap, first: int, place: Place) -> tuple[ByteMatrix, Checksums]:
@@ -169,11 +168,6 @@ class Buffer:
     checksums: Checksums
     place: Place | None = None  # Where another process of this host can map both; None if it cannot.
 
-    @classmethod
-    def new(cls, layout: RowLayout, n_rows: int) -> Buffer:
-        """Allocate memory that is not shared."""
-        return cls(layout.empty(n_rows), np.empty(n_rows, dtype=np.uint32))
-
     def first(self, n_rows: int) -> Buffer:
         """The part for a message that has fewer rows."""
         place = None if self.place is None else self.place._replace(n_rows=n_rows)
@@ -181,102 +175,67 @@ class Buffer:
 
 
 class BufferPool:
-    """A pool of buffers, each large enough for one full message."""
+    """The buffers of messages. Those that receivers on this host map are used again."""
 
     # rows_per_message: number of rows in a full message.
-    # size: maximum number of idle buffers of ``rows_per_message`` rows. The pool keeps more buffers if messages are
-    # shorter, with the same total number of rows. Shared memory for as many rows is added when it is first needed.
+    # size: number of buffers of ``rows_per_message`` rows in shared memory, which is made when it is first needed.
+    # There are more if messages are shorter, with the same total number of rows.
 
     def __init__(self, layout: RowLayout, rows_per_message: int, size: int) -> None:
         self._layout = layout
         self._rows = rows_per_message
-        self._room = size * rows_per_message
-        self._shared_nbytes = size * buffer_nbytes(rows_per_message, layout.nbytes)
-        self._idle: list[Buffer] = []
-        self._in_use: dict[MessageId, Buffer] = {}
+        self._nbytes = size * buffer_nbytes(rows_per_message, layout.nbytes)
         self._memory: SharedMemory | None = None
-        self._idle_shared: list[Buffer] = []
-        self._n_shared = 0
+        self._in_use: dict[MessageId, Buffer] = {}
 
     def begin(self, rows_per_message: int) -> None:
         """Begin a run whose longest message has ``rows_per_message`` rows, 0 if it has none."""
-        # Buffers that were never given back are dropped and not reused, because Dask or a receiver may still be reading
-        # them.
-        self._in_use.clear()
-        if len(self._idle_shared) < self._n_shared:
-            self._drop_memory()
-        if not rows_per_message:  # a run without messages keeps the buffers for the next one
-            return
         # Buffers much longer than the messages would take more memory than the window allows for.
-        if not self._rows * 7 // 8 <= rows_per_message <= self._rows:
+        if rows_per_message and not self._rows * 7 // 8 <= rows_per_message <= self._rows:
             self._rows = rows_per_message
-            self._idle.clear()
-        self._cut()
+        if self._memory is not None and self._memory.is_idle:
+            self._memory.cut(self._rows, self._layout.nbytes)
+        else:  # a receiver may still be reading a buffer that was never given back
+            self._drop_memory()
 
     def take(self, message: MessageId, n_rows: int, *, shared: bool = False) -> Buffer:
-        """Reserve a buffer for a message until it is given back."""
-        # A message that is packed again because its first reply was lost gets another buffer: Dask may still hold the
-        # first one. A long message gets a ``shared`` buffer if there is one.
-        buffer = self._take_shared() if shared and n_rows * self._layout.nbytes > LEAST_NBYTES else None
-        if buffer is None:
-            buffer = self._idle.pop() if self._idle else self._new(n_rows)
-        self._in_use[message] = buffer
-        return buffer.first(n_rows)
-
-    def single_use(self, n_rows: int) -> Buffer:
-        """Make a buffer for a short message that is not given back: Dask drops it once it is sent."""
-        return Buffer.new(self._layout, n_rows)
+        """Reserve a buffer for a message until it is given back; a ``shared`` one if it is long and there is one."""
+        # A message that is packed again because its first reply was lost gets another buffer.
+        self._in_use.pop(message, None)
+        if shared and n_rows * self._layout.nbytes > LEAST_NBYTES and (idle := self._shared_buffers()):
+            self._in_use[message] = idle.pop()
+            return self._in_use[message].first(n_rows)
+        return Buffer(self._layout.empty(n_rows), np.empty(n_rows, np.uint32))
 
     def give_back(self, message: MessageId) -> None:
         """Release the buffer of a message that the receiver has unpacked."""
-        buffer = self._in_use.pop(message, None)
-        if buffer is None or len(buffer.rows) != self._rows:
-            return
-        if buffer.place is not None:
-            self._idle_shared.append(buffer)
-        elif (len(self._idle) + 1) * self._rows <= self._room:
-            self._idle.append(buffer)
+        if (buffer := self._in_use.pop(message, None)) is not None and self._memory is not None:
+            self._memory.idle.append(buffer)
 
     def drop(self, message: MessageId) -> None:
-        """Forget the buffer of a message, without reusing it: Dask or a receiver may still be reading it."""
+        """Forget the buffer of a message, without reusing it: a receiver may still be reading it."""
         self._in_use.pop(message, None)
 
     def close(self) -> None:
         """Free all buffers that are not in use. Later buffers are not shared."""
-        self._in_use.clear()
-        self._idle.clear()
-        self._shared_nbytes = 0
+        self._nbytes = 0
         self._drop_memory()
 
     def _drop_memory(self) -> None:
-        self._idle_shared, self._n_shared = [], 0
+        self._in_use.clear()
         if self._memory is not None:
             self._memory.close()
-            self._memory = None
+        self._memory = None
 
-    def _take_shared(self) -> Buffer | None:
-        if self._memory is None and self._shared_nbytes:
+    def _shared_buffers(self) -> list[Buffer]:
+        if self._memory is None and self._nbytes:
             try:
-                self._memory = SharedMemory(self._shared_nbytes)
+                self._memory = SharedMemory(self._nbytes)
+                self._memory.cut(self._rows, self._layout.nbytes)
             except OSError as error:
-                self._shared_nbytes = 0
+                self._nbytes = 0
                 logger.warning("dshuffle: messages to workers of this host use the network: %s", error)
-            self._cut()
-        return self._idle_shared.pop() if self._idle_shared else None
-
-    def _cut(self) -> None:
-        """Cut the shared memory into buffers of full messages."""
-        buffers = [] if self._memory is None else self._memory.cut(self._rows, self._layout.nbytes)
-        self._idle_shared = [Buffer(*buffer) for buffer in buffers]
-        self._n_shared = len(buffers)
-
-    def _new(self, n_rows: int) -> Buffer:
-        # The last message of a flow may be short; only full-size buffers are worth keeping.
-        full = n_rows * 2 >= self._rows
-        return Buffer.new(self._layout, self._rows if full else n_rows)
-
-
-logger = logging.getLogger(__name__)
+        return [] if self._memory is None else self._memory.idle
 
 
 _INFO = struct.Struct("=52xI")
@@ -285,28 +244,17 @@ _INFO = struct.Struct("=52xI")
 
 def seconds_since_data(worker: Worker, address: str) -> float | None:
     """Seconds since bytes came from an address over a connection on which this worker waits for an answer."""
-    ages = [_age(comm) for comm in worker.rpc.occupied.get(address, ())]
-    return min((age for age in ages if age is not None), default=None)
+    ages = []
+    comm: Any
+    for comm in worker.rpc.occupied.get(address, ()):
+        with contextlib.suppress(AttributeError, OSError, struct.error):  # in this process, closed, or not on Linux
+            information = comm.stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+            ages.append(_INFO.unpack(information)[0] / 1000)
+    return min(ages, default=None)
 
-
-def _age(comm: Any) -> float | None:
-    connection = getattr(getattr(comm, "stream", None), "socket", None)  # of TCP and TLS, until it is closed
-    if connection is None or not hasattr(socket, "TCP_INFO"):
-        return None
-    try:
-        information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-    except OSError:  # it has just been closed
-        return None
-    return float(_INFO.unpack(information)[0]) / 1000 if len(information) == _INFO.size else None
-
-
-T = TypeVar("T")
 
 WORD = 8
 """Bytes of a word."""
-
-CHECKSUM_NBYTES = 4
-"""Bytes of a row's checksum."""
 
 SHORT_NBYTES = 2**18
 """Rows up to this length are sent as one string of bytes. Two arrays cost more to serialize, each as a frame."""
@@ -323,13 +271,12 @@ class RowsReply(msgspec.Struct, frozen=True, eq=False):
     # Whether the sender of a message waits for its acknowledgement. None if the rows are not a message of a run.
     acknowledge: bool | None = None
     place: Place | None = None  # Where another process of this host can map both; None if it cannot.
-    present: NDArray[np.bool_] | None = None  # ``(n,)`` which of the rows mean anything. None if all do.
     link_seconds: float = 0.0  # How long the rows took to leave an emulated link; 0 if no link is emulated.
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return self.rows.nbytes + self.checksums.nbytes + (0 if self.present is None else self.present.nbytes)
+        return self.rows.nbytes + self.checksums.nbytes
 
 
 class Refusal(msgspec.Struct, frozen=True, tag_field="status", tag="refused", forbid_unknown_fields=True):
@@ -346,9 +293,7 @@ class Later(msgspec.Struct, frozen=True, tag_field="status", tag="later", forbid
 Reply = RowsReply | Refusal | Later
 
 
-class _RowFields(
-    msgspec.Struct, frozen=True, rename={"present": "found"}, tag_field="status", tag="OK", forbid_unknown_fields=True
-):
+class _RowFields(msgspec.Struct, frozen=True, tag_field="status", tag="OK", forbid_unknown_fields=True):
     """The fields of a :class:`RowsReply` between processes. Those of the other forms are missing."""
 
     rows: np.ndarray | None = None
@@ -356,84 +301,47 @@ class _RowFields(
     packed: bytes | None = None
     shape: tuple[int, int] = (0, 0)
     place: Place | None = None
-    present: np.ndarray | None = None
     acknowledge: bool | None = None
     link_seconds: float = 0.0
 
 
 def to_fields(reply: Reply) -> dict[str, Any]:
     """The fields of a reply, in the form in which its rows are sent fastest."""
-    if isinstance(reply, Refusal | Later):
+    if not isinstance(reply, RowsReply):
         plain: dict[str, Any] = msgspec.to_builtins(reply)
         return plain
-    fields: dict[str, Any] = {"status": "OK"}
-    if reply.acknowledge is not None:
-        fields["acknowledge"] = reply.acknowledge
-    if reply.link_seconds:
-        fields["link_seconds"] = reply.link_seconds
+    fields = {"status": "OK", "acknowledge": reply.acknowledge, "link_seconds": reply.link_seconds}
     rows, checksums = reply.rows, reply.checksums
     if reply.place is not None:
-        fields["place"] = reply.place
-    elif 0 < reply.nbytes <= SHORT_NBYTES and reply.present is None:
+        return fields | {"place": reply.place}
+    if 0 < reply.nbytes <= SHORT_NBYTES:
         padding = bytes(-checksums.nbytes % WORD)  # rows are read by words
-        fields |= {"packed": b"".join((checksums.data, padding, rows.data)), "shape": rows.shape}
-    else:  # Dask sends each as a frame, without pickling
-        fields |= {"rows": to_serialize(rows), "checksums": to_serialize(checksums)}
-        if reply.present is not None:
-            fields["found"] = to_serialize(reply.present)
-    return fields
+        return fields | {"packed": b"".join((checksums.data, padding, rows.data)), "shape": rows.shape}
+    # Dask sends each as a frame, without pickling.
+    return fields | {"rows": to_serialize(rows), "checksums": to_serialize(checksums)}
 
 
 def from_fields(fields: object, sender: str) -> Reply:
     """The reply of which :func:`to_fields` made fields."""
-    status = fields.get("status") if isinstance(fields, dict) else None
-    if status == "OK":
-        return rows_from_fields(fields, sender)
-    if status == "refused":
-        return _converted(fields, Refusal, sender)
-    if status == "later":
-        return _converted(fields, Later, sender)
-    raise ExchangeError(f"{sender} does not run dshuffle (its reply was {fields!r:.200})")
-
-
-def rows_from_fields(fields: object, sender: str) -> RowsReply:
-    """The rows of which :func:`to_fields` made fields. The parameters are those of :func:`from_fields`."""
-    read = _converted(fields, _RowFields, sender)
-    if read.place is not None:
-        rows, checksums = mapped(read.place)
-    elif read.packed is not None:
-        rows, checksums = _unpacked(read.packed, *read.shape)
-    else:
-        rows, checksums = _checked("rows", read.rows, np.uint8, 2), _checked("checksums", read.checksums, np.uint32, 1)
-    present = None if read.present is None else _checked("found", read.present, np.bool_, 1)
-    return RowsReply(rows, checksums, read.acknowledge, None, present, read.link_seconds)
-
-
-def _converted(fields: object, kind: type[T], sender: str) -> T:
     try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
+        read = msgspec.convert(fields, Refusal | Later | _RowFields)
+        if not isinstance(read, _RowFields):
+            return read
+        rows, checksums = read.rows, read.checksums
+        if read.place is not None:
+            rows, checksums = mapped(read.place)
+        elif read.packed is not None:
+            (n_rows, row_nbytes), buffer = read.shape, bytearray(read.packed)  # kernels need arrays that can be written
+            first = n_rows * CHECKSUM_NBYTES + -n_rows * CHECKSUM_NBYTES % WORD
+            rows = np.frombuffer(buffer, np.uint8, n_rows * row_nbytes, first).reshape(n_rows, row_nbytes)
+            checksums = np.frombuffer(buffer, np.uint32, n_rows)
+        if rows is None or checksums is None or rows.dtype != np.uint8 or checksums.dtype != np.uint32:
+            raise ValueError("its rows or checksums are missing, or have another type")
+        if not (rows.flags.c_contiguous and checksums.flags.c_contiguous):
+            raise ValueError("its rows or checksums are not contiguous")
+    except (msgspec.ValidationError, ValueError) as error:
         raise ExchangeError(f"{sender} sent a reply that cannot be read: {error}") from error
-
-
-def _unpacked(packed: bytes, n_rows: int, row_nbytes: int) -> tuple[ByteMatrix, Checksums]:
-    buffer = bytearray(packed)  # kernels are compiled for arrays that can be written
-    first = n_rows * CHECKSUM_NBYTES + -n_rows * CHECKSUM_NBYTES % WORD
-    if n_rows < 0 or row_nbytes < 0 or len(buffer) != first + n_rows * row_nbytes:
-        raise ExchangeError(f"a message has rows of shape {(n_rows, row_nbytes)}, but {len(buffer)} bytes")
-    checksums = np.frombuffer(buffer, np.uint32, n_rows)
-    return np.frombuffer(buffer, np.uint8, n_rows * row_nbytes, first).reshape(n_rows, row_nbytes), checksums
-
-
-def _checked(name: str, array: NDArray[Any] | None, dtype: type[np.generic], ndim: int) -> NDArray[Any]:
-    if array is None:
-        raise ExchangeError(f"a message has no {name}")
-    if array.dtype != dtype or array.ndim != ndim or not array.flags.c_contiguous:
-        raise ExchangeError(
-            f"a message has {name} of dtype {array.dtype} in {array.ndim} dimensions; contiguous "
-            f"{np.dtype(dtype)} in {ndim} was expected"
-        )
-    return array
+    return RowsReply(rows, checksums, read.acknowledge, None, read.link_seconds)
 
 
 class DaskNetwork:
@@ -469,16 +377,10 @@ class DaskNetwork:
 
     def close(self) -> None:
         """Forget the handlers, which refer to the session. Its connections belong to the Dask worker."""
-        self._serve_here, self._acknowledge_here = _closed, _ignored
+        del self._serve_here, self._acknowledge_here
         for sender in list(self._unsent):
             self._flush(sender)
         self._closed = True  # acknowledgements from now on are dropped, because the runs have ended
-
-    def close_idle(self, most: int) -> None:
-        """Close the connections of this worker that carry no request, if there are more than some."""
-        pool = self._worker.rpc
-        if sum(map(len, pool.available.values())) > most:
-            pool.collect()
 
     def is_local(self, participant: int) -> bool:
         """Whether a participant runs on this worker."""
@@ -486,8 +388,8 @@ class DaskNetwork:
 
     def heard(self) -> dict[int, float]:
         """Participant -> seconds since bytes came from it, for those that this worker waits for, if it is known."""
-        ages = {participant: seconds_since_data(self._worker, where) for participant, where in self._addresses.items()}
-        return {participant: age for participant, age in ages.items() if age is not None}
+        ages = ((participant, seconds_since_data(self._worker, at)) for participant, at in self._addresses.items())
+        return {participant: age for participant, age in ages if age is not None}
 
     async def fetch(self, message: MessageId) -> Reply:
         """Request a message. Concurrent requests use separate comms."""
@@ -512,14 +414,12 @@ class DaskNetwork:
 
     async def _request(self, message: MessageId, address: str, host: str) -> object:
         acknowledged = self._unsent.pop(message.sender, [])
+        fields = {"session_id": self._session_id, "message": tuple(message), "acknowledged": acknowledged, "host": host}
         try:
-            fields: object = await self._worker.rpc(address).dshuffle_fetch(
-                session_id=self._session_id, message=tuple(message), acknowledged=acknowledged, host=host
-            )
+            return await request(self._worker, address, "fetch", **fields)
         except BaseException:  # the acknowledgements may be lost; sending them twice is harmless
             self._add_unsent(message.sender, acknowledged)
             raise
-        return fields
 
     def _add_unsent(self, sender: int, acknowledged: list[tuple[int, ...]]) -> None:
         if acknowledged and not self._closed:
@@ -533,50 +433,16 @@ class DaskNetwork:
             self._worker._ongoing_background_tasks.call_soon(self._send_unsent, sender)
 
     async def _send_unsent(self, sender: int) -> None:
-        acknowledged = self._unsent.pop(sender, [])
-        if not acknowledged:
-            return
-        try:
-            rpc = self._worker.rpc(self._addresses[sender])
-            await rpc.dshuffle_acknowledge(session_id=self._session_id, acknowledged=acknowledged, reply=False)
-        except (OSError, RuntimeError):  # the worker has left or is closing
-            logger.debug("dshuffle: %d acknowledgements did not reach %d", len(acknowledged), sender, exc_info=True)
+        if acknowledged := self._unsent.pop(sender, []):
+            fields = {"session_id": self._session_id, "acknowledged": acknowledged, "reply": False}
+            with contextlib.suppress(OSError, RuntimeError):  # the worker has left or is closing
+                await request(self._worker, self._addresses[sender], "acknowledge", **fields)
 
 
-async def _closed(message: MessageId) -> Reply:
-    return Refusal("the session was closed")
-
-
-def _ignored(message: MessageId) -> None:
-    """Nobody waits for the acknowledgement any more."""
-
-
-async def request_rows(
-    worker: Worker, address: str, session_id: str, epoch: int, sample_ids: NDArray[np.int64]
-) -> object:
-    """Request rows of samples from the partition of an epoch on another worker, and return the fields of its reply."""
-    ids = to_serialize(sample_ids)
-    fields: object = await worker.rpc(address).dshuffle_rows(session_id=session_id, epoch=epoch, sample_ids=ids)
-    return fields
-
-
-async def request_block(worker: Worker, address: str, session_id: str, numbers: NDArray[Any], **query: Any) -> object:
-    """Request rows of a block of the store from the worker that reads it, and return the fields of its reply."""
-    sent_numbers = to_serialize(numbers)
-    fields: object = await worker.rpc(address).dshuffle_block(session_id=session_id, numbers=sent_numbers, **query)
-    return fields
-
-
-async def request_mean(worker: Worker, address: str, **message: Any) -> object:
-    """Send one rank's array to the worker that averages, and wait for the mean of all ranks' arrays."""
-    values = to_serialize(message.pop("values"))
-    fields: object = await worker.rpc(address).dshuffle_mean(values=values, **message)
-    return fields
-
-
-async def end_collective(worker: Worker, address: str, **message: Any) -> None:
-    """Tell the worker that averages that one rank has failed."""
-    await worker.rpc(address).dshuffle_end_collective(**message)
+async def request(worker: Worker, address: str, operation: str, **message: Any) -> Any:
+    """Ask another worker for something. Arrays are sent as frames of their own."""
+    fields = {name: to_serialize(it) if isinstance(it, np.ndarray) else it for name, it in message.items()}
+    return await getattr(worker.rpc(address), f"dshuffle_{operation}")(**fields)
 
 
 async def sent(worker: Worker, reply: Reply) -> dict[str, Any]:

@@ -1,114 +1,130 @@
-"""The asyncio code around inbox and outbox: receivers and senders."""
+"""The asyncio code around inbox and outbox: receivers, senders, and the threads that work for them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import math
 import time
-from collections import Counter
+import traceback
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from dshuffle.errors import DatasetError, DShuffleError, ExchangeError
-from dshuffle.exchange.comms import Buffer, BufferPool, Later, Refusal, Reply, RowsReply
-from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.mailboxes import (
-    Fetch,
-    Inbox,
-    InboxInstruction,
-    InboxState,
-    Outbox,
-    OutboxInstruction,
-    ReadInstead,
-    Refuse,
-    ReportFailed,
-    ReportReady,
-    Send,
-    slow_senders,
-)
-from dshuffle.exchange.messages import Flow, MessageId
-from dshuffle.planning import name_of
-from dshuffle.rows import ByteMatrix, Checksums
+from dshuffle.exchange.comms import Buffer, BufferPool, DaskNetwork, Later, Refusal, Reply, RowsReply
+from dshuffle.exchange.mailboxes import Answer, Arrived, Fetch, Flow, Inbox, MessageId, Outbox
+from dshuffle.exchange.transports import RowSink, RowSource
+from dshuffle.planning import STORE, name_of
 
 logger = logging.getLogger(__name__)
 
 
 T = TypeVar("T")
 
+TOGETHER_NBYTES = 2**20
+"""Bytes of the jobs that are handed over to a thread together."""
 
-class RowSource(Protocol):
-    """The source of a sender's items: rows of a cache partition, or packets of the server."""
-
-    def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Copy items ``first`` to ``last - 1`` into buffers. Raises ExchangeError if a sample is missing."""
-
-
-class RowSink(Protocol):
-    """The destination of a receiver's items."""
-
-    @property
-    def intact(self) -> bool:
-        """Whether items that have not arrived can still be unpacked."""
-
-    def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Verify and keep items ``first`` to ``last - 1``. Raises ChecksumMismatch if one is corrupted."""
-
-    @property
-    def n_loading(self) -> int:
-        """Items that have come so far of those that are being loaded."""
-
-    async def load(self, first: int, last: int, stop: Callable[[], bool], *, recovers: bool) -> None:
-        """Load items ``first`` to ``last - 1``, unless ``stop`` returns true."""
-        # ``recovers`` if a sender was to deliver them, and cannot.
+_Job = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...], int]
+"""A future, the call that gives its result, and the bytes that it works on."""
 
 
-class Network(Protocol):
-    """Communication with the other participants."""
+class JobQueue:
+    """Jobs of one event loop, in order of arrival, on a few threads.
 
-    async def fetch(self, message: MessageId) -> Reply:
-        """Request a message from its sender."""
+    Short ones run together: a hand-over to a thread and back takes about 0.1 ms of processor time, as long as packing
+    100 KiB.
+    """
 
-    async def acknowledge(self, message: MessageId) -> None:
-        """Tell the sender that a message has arrived. No reply is awaited."""
+    # n_threads: number of jobs, or groups of short jobs, that run at a time.
+    # name: prefix of the names of the threads.
 
-    def is_local(self, participant: int) -> bool:
-        """Whether a participant runs in this process and needs no network."""
+    def __init__(self, n_threads: int, name: str) -> None:
+        self._executor = ThreadPoolExecutor(n_threads, thread_name_prefix=name)
+        self._n_threads = self._idle = n_threads
+        self._ended = asyncio.Event()
+        self._waiting: deque[_Job] = deque()
+        self._closed = False
 
+    def run(self, call: Callable[..., Any], *args: Any, nbytes: int = TOGETHER_NBYTES) -> asyncio.Future[Any]:
+        """Call a function in a thread."""
+        self._loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting.append((future, call, args, nbytes))
+        if self._closed:
+            self._fail_all()
+        elif self._idle:
+            self._loop.call_soon(self._start)  # so that jobs that arrive in the same turn of the loop are together
+        return future
 
-@dataclass(slots=True)
-class LinkMeter:
-    """What came from one sender, between the first request (``begun``) and the last answer (``ended``)."""
+    async def close(self) -> None:
+        """Fail all jobs that have not started, and all that come. Returns when those that run have ended."""
+        self._closed = True
+        self._fail_all()
+        while self._idle < self._n_threads:
+            self._ended.clear()
+            await self._ended.wait()
+        self._executor.shutdown(wait=False)
 
-    begun: float
-    ended: float = 0.0
-    nbytes: int = 0
+    def _fail_all(self) -> None:
+        while self._waiting:
+            future = self._waiting.popleft()[0]
+            if not future.done():
+                future.set_exception(ExchangeError("the session was closed"))
+                future.exception()  # nobody may be waiting for it
+
+    def _start(self) -> None:
+        while self._waiting and self._idle:
+            group = [self._waiting.popleft()]
+            nbytes = group[0][-1]
+            while self._waiting and nbytes + self._waiting[0][-1] <= TOGETHER_NBYTES:
+                group.append(self._waiting.popleft())
+                nbytes += group[-1][-1]
+            self._idle -= 1
+            self._executor.submit(self._work, group)
+
+    def _work(self, group: list[_Job]) -> None:
+        results: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+        for future, call, args, _ in group:
+            try:
+                results.append((future, None if future.cancelled() else call(*args), None))
+            except BaseException as error:
+                traceback.clear_frames(error.__traceback__)  # their locals hold rows
+                results.append((future, None, error))
+        with contextlib.suppress(RuntimeError):  # the loop has been closed, so nobody waits
+            self._loop.call_soon_threadsafe(self._finish, results)
+        # An error holds this frame and the executor's. They must not hold the jobs, whose futures hold the error.
+        group.clear()
+        del results, future, call, args
+
+    def _finish(self, results: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+        self._idle += 1
+        self._ended.set()
+        for future, result, error in results:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        self._start()
 
 
 @dataclass(slots=True)
 class Meter:
     """Bytes and seconds of one run on one participant."""
 
-    # ``shared_bytes`` is the part of ``sent_bytes`` that receivers mapped. ``links`` has one entry for each sender in
-    # another process.
-
     sent_bytes: int = 0
     sent_checksum_bytes: int = 0
-    shared_bytes: int = 0
+    shared_bytes: int = 0  # part of sent_bytes that receivers mapped
     received_bytes: int = 0
     gather_seconds: float = 0.0
     transfer_seconds: float = 0.0
     scatter_seconds: float = 0.0
     rows: int = 0
     recovered_rows: int = 0
-    links: dict[int, LinkMeter] = field(default_factory=dict)
-
-
-async def shared_result(future: asyncio.Future[T]) -> T:
-    """Await a future that several tasks share, without cancelling it when one of them is cancelled."""
-    return future.result() if future.done() else await asyncio.shield(future)
 
 
 def has_result(future: asyncio.Future[Any] | None) -> bool:
@@ -123,53 +139,35 @@ def timed(fn: Callable[..., None], *args: Any) -> float:
     return time.perf_counter() - started
 
 
-LOOK_EVERY = 1.0
-"""Seconds between looks for slow senders."""
-
-
 class Receiver:
     """Fetches the messages that one rank needs."""
 
     # inbox: state machine that decides which messages to request.
     # jobs: threads that unpack messages.
-    # store: sender id of the store. Its rows are read instead of requested.
-    # report: called once per run with the run id, ``None`` when everything has arrived or the reason for a failure, and
-    # whether another run may succeed.
-    # timeout: seconds in which a request must be answered, since bytes last came from its sender (:meth:`hear`).
+    # timeout: seconds in which a request must be answered.
     # open_gate: called with the run id and a gate when all messages that the gate waits for have arrived.
 
     def __init__(
         self,
         inbox: Inbox,
-        network: Network,
+        network: DaskNetwork,
         jobs: JobQueue,
         *,
-        store: int,
-        report: Callable[[int, str | None, bool], None],
         timeout: float,
         open_gate: Callable[[int, int], None],
     ) -> None:
         self.meter = Meter()
-        self._inbox = inbox
-        self._network = network
-        self._jobs = jobs
-        self._store = store
-        self._report = report
-        self._timeout = timeout
-        self._open_gate = open_gate
+        self._inbox, self._network, self._jobs = inbox, network, jobs
+        self._timeout, self._open_gate = timeout, open_gate
+        self._report: Callable[[str | None, bool], None] = lambda *_: None
         self._flows: Mapping[int, Flow] = {}
         self._sink: asyncio.Future[RowSink] | None = None
         self._due_at_gates: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._requests: dict[MessageId, asyncio.Task[None]] = {}
-        self._deadlines: dict[MessageId, asyncio.Timeout] = {}
         self._cache_jobs: set[asyncio.Future[Any]] = set()
         self._arrived: set[tuple[int, int]] = set()  # senders and sequence numbers
         self._stop: Callable[[], bool] = lambda: False
-        self._owed: Counter[int] = Counter()  # rows by sender, in this run
-        self._rows_from: Counter[int] = Counter()
-        self._recovered: Counter[str] = Counter()  # why rows of others are loaded, in this run
-        self._timer: asyncio.TimerHandle | None = None
+        self._cause = ""  # why rows of others are loaded in this run
         self._started = 0.0
 
     def begin(
@@ -177,36 +175,27 @@ class Receiver:
         run_id: int,
         flows: Mapping[int, Flow],
         sink: asyncio.Future[RowSink],
+        report: Callable[[str | None, bool], None],
         *,
         window: int | None = None,
         resumed: bool = False,
         stop: Callable[[], bool] = lambda: False,
-        seconds_to_read: Callable[[int], float] | None = None,
     ) -> None:
-        """Start a run."""
-        self.meter = Meter()
+        """Start a run, of which ``report`` is told ``None`` when everything has arrived, or why it fails.
+
+        It is also told whether another run may succeed.
+        """
+        self.meter, self._cause, self._report = Meter(), "", report
         self._started = time.perf_counter()
         self._flows, self._sink, self._stop = flows, sink, stop
         if not resumed:
             self._arrived.clear()
-        self._rows_from = Counter()
-        self._recovered = Counter()
-        if seconds_to_read is not None:
-            loop = asyncio.get_running_loop()
-            now = loop.time()
-            self._timer = loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, now, seconds_to_read)
         self._due_at_gates = Counter()
         for flow in flows.values():
             if flow.gates is not None:
                 self._due_at_gates.update(flow.gates.tolist())
-        from_others = {sender: flow for sender, flow in flows.items() if sender not in (self._store, self._inbox.rank)}
-        self._owed = Counter({sender: flow.n_items for sender, flow in from_others.items()})
         for sender, sequence in self._arrived:
-            first, last = flows[sender].message(sequence)
-            self._meter_rows(sender, last - first)
-            if sender in from_others:
-                self._owed[sender] -= last - first
-            self._count_towards_gate(MessageId(run_id, sender, self._inbox.rank, sequence))
+            self._count(MessageId(run_id, sender, self._inbox.rank, sequence))
         owed = {sender: flow.n_messages for sender, flow in flows.items()}
         self._perform(self._inbox.begin(run_id, owed, window=window, done=self._arrived))
 
@@ -214,32 +203,21 @@ class Receiver:
     def arrived(self) -> float:
         """Fraction of the run's items that have arrived."""
         expected = sum(flow.n_items for sender, flow in self._flows.items() if sender != self._inbox.rank)
-        loading = self._sink.result().n_loading if has_result(self._sink) and self._sink is not None else 0
+        loading = self._sink.result().n_loading if self._sink is not None and has_result(self._sink) else 0
         return min(1.0, (self.meter.rows + loading) / expected) if expected else 1.0
 
     def has_arrived(self, sender: int) -> bool:
         """Whether messages of a sender have arrived in this run, or in the one that it resumes."""
         return any(arrived == sender for arrived, _ in self._arrived)
 
-    def hear(self, ages: Mapping[int, float]) -> None:
-        """Give senders more time from which bytes came some seconds ago: long messages take long on a slow link."""
-        now = asyncio.get_running_loop().time()
-        for message, limit in self._deadlines.items():
-            deadline, until = limit.when(), now + self._timeout - ages.get(message.sender, math.inf)
-            if deadline is not None and until > deadline and not limit.expired():  # the last bytes may be older
-                limit.reschedule(until)
-
-    def commit(self, run_id: int) -> None:
-        """Mark the run as committed."""
-        self._inbox.commit(run_id)
-        self._stop_looking()
+    def commit(self) -> None:
+        """End the run, of which everything has arrived."""
         self._flows, self._sink = {}, None
         self._arrived.clear()
 
     async def abort(self) -> None:
         """Abort the run; returns when none of its tasks can access the cache partition any more."""
         self._inbox.abort()
-        self._stop_looking()
         while touching := [future for future in self._cache_jobs if not future.done()]:
             await asyncio.wait(touching)
         for task in self._tasks:  # a task may wait long for the network, for instance for a worker that has left
@@ -251,27 +229,19 @@ class Receiver:
         await self.abort()
         self._report, self._open_gate = lambda *_: None, lambda *_: None
 
-    def _perform(self, instructions: list[InboxInstruction]) -> None:
+    def _perform(self, instructions: list[Fetch | Arrived]) -> None:
         for instruction in instructions:
-            match instruction:
-                case Fetch(message):
-                    self._spawn(message, read=message.sender == self._store)
-                case ReadInstead(message):
-                    self._spawn(message, read=True)
-                case ReportReady(run_id):
-                    self._log_recovered()
-                    self._report(run_id, None, False)
-                case ReportFailed(run_id, reason, again):
-                    self._report(run_id, reason, again)
-
-    def _spawn(self, message: MessageId, *, read: bool) -> None:
-        if (asking := self._requests.pop(message, None)) is not None:  # what its sender sends must not arrive as well
-            asking.cancel()
-        task = asyncio.get_running_loop().create_task(self._fetch(message, read=read))
-        if not read:
-            self._requests[message] = task
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            if isinstance(instruction, Fetch):
+                message = instruction.message
+                read = instruction.instead or message.sender == STORE
+                task = asyncio.get_running_loop().create_task(self._fetch(message, read=read))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                continue
+            if instruction.reason is None and self.meter.recovered_rows:
+                words = "dshuffle: %d rows that others were to send came from the store: %s"
+                logger.warning(words, self.meter.recovered_rows, self._cause)
+            self._report(instruction.reason, instruction.again)
 
     async def _fetch(self, message: MessageId, *, read: bool) -> None:
         """Fetch a message from its sender, or read its rows from the store."""
@@ -284,11 +254,11 @@ class Receiver:
             if isinstance(reply, Refusal):
                 self._failed(message, reply.reason, again=reply.again)
                 return
-            sink = await shared_result(future)
+            sink = await asyncio.shield(future)  # other messages need it, too
             if message not in self._inbox.outstanding:  # the run was aborted meanwhile
                 return
             if reply is None:
-                recovers = message.sender != self._store
+                recovers = message.sender != STORE
                 loading = sink.load(first, last, self._stop, recovers=recovers)
                 await self._touch_cache(asyncio.ensure_future(loading))
                 if recovers:
@@ -303,22 +273,17 @@ class Receiver:
                 # would then free the buffer that the message is being packed into again.
                 if reply.acknowledge:
                     await self._network.acknowledge(message)
-        except (OSError, DShuffleError) as error:
-            error.__traceback__ = None  # its frames hold the cache, also once the session is closed
-            # Retry after a broken connection or a corrupted message, but not after a corrupt chunk.
-            again = error.transient if isinstance(error, DatasetError) else True
-            self._failed(message, f"{type(error).__name__}: {error}", again=again)
         except Exception as error:  # the scheduler must be told of any error, or the epoch would hang
-            if not self._stop():  # else it failed because the run has ended
+            # Retry after a broken connection or a corrupted message, but not after a corrupt chunk.
+            again = error.transient if isinstance(error, DatasetError) else isinstance(error, (OSError, DShuffleError))
+            if not isinstance(error, (OSError, DShuffleError)) and not self._stop():  # else the run has ended
                 logger.exception("dshuffle: %s failed", message)
-            error.__traceback__ = None
-            self._failed(message, f"{type(error).__name__}: {error}", again=False)
+            error.__traceback__ = None  # its frames hold the cache, also once the session is closed
+            self._failed(message, f"{type(error).__name__}: {error}", again=again)
         else:
             if message in self._inbox.outstanding:
-                self._meter_rows(message.sender, last - first)
-                self._rows_from[message.sender] += last - first
                 self._arrived.add((message.sender, message.sequence))
-                self._count_towards_gate(message)
+                self._count(message)
                 self._perform(self._inbox.arrived(message))
         finally:
             # This frame may outlive the session: tracebacks keep it, and so does a connection that Dask has abandoned.
@@ -326,44 +291,17 @@ class Receiver:
 
     def _failed(self, message: MessageId, reason: str, *, again: bool) -> None:
         instructions = self._inbox.failed(message, reason, again=again)
-        if ReadInstead(message) in instructions:
-            logger.debug("dshuffle: %s cannot be delivered (%s); trying to load its rows", message, reason)
-            self._recovered[f"{name_of(message.sender)} cannot deliver ({reason})"] += 1
+        if Fetch(message, instead=True) in instructions:
+            self._cause = self._cause or f"{name_of(message.sender)} cannot deliver ({reason})"
         self._perform(instructions)
 
-    def _log_recovered(self) -> None:
-        """Say once what was not delivered, and why."""
-        if self._recovered and self.meter.recovered_rows:
-            [(reason, _)] = self._recovered.most_common(1)
-            others = f", and {len(self._recovered) - 1} more reasons" if len(self._recovered) > 1 else ""
-            words = "dshuffle: %d rows that others were to send came from the store: %s%s"
-            logger.warning(words, self.meter.recovered_rows, reason, others)
-
-    def _meter_rows(self, sender: int, n_rows: int) -> None:
-        if sender != self._inbox.rank:  # rows that only move to other slots do not count
-            self.meter.rows += n_rows
-
-    def _stop_looking(self) -> None:
-        """Cancel the timer, which would keep the receiver alive."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look_for_slow_senders(self, run_id: int, started: float, seconds_to_read: Callable[[int], float]) -> None:
-        """Give up senders whose rows are read faster from the store."""
-        if self._inbox.run_id != run_id or self._inbox.state is not InboxState.RECEIVING:
-            return
-        loop = asyncio.get_running_loop()
-        seconds = loop.time() - started
-        owed, rows_from = self._owed, self._rows_from
-        for sender in slow_senders(owed, rows_from, seconds=seconds, seconds_to_read=seconds_to_read):
-            self._recovered[f"{name_of(sender)} is slow"] += 1
-            self._perform(self._inbox.give_up(sender, list(self._requests)))
-        self._timer = loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, started, seconds_to_read)
-
-    def _count_towards_gate(self, message: MessageId) -> None:
-        gates = self._flows[message.sender].gates
-        gate = -1 if gates is None else int(gates[message.sequence])
+    def _count(self, message: MessageId) -> None:
+        """Count a message that has arrived, also towards its gate."""
+        flow = self._flows[message.sender]
+        first, last = flow.message(message.sequence)
+        if message.sender != self._inbox.rank:  # rows that only move to other slots do not count
+            self.meter.rows += last - first
+        gate = -1 if flow.gates is None else int(flow.gates[message.sequence])
         if gate >= 0:
             self._due_at_gates[gate] -= 1
             if not self._due_at_gates[gate]:
@@ -376,31 +314,19 @@ class Receiver:
 
     async def _ask(self, message: MessageId) -> RowsReply | Refusal:
         """Request a message until its sender has it: a sender that still waits for its rows says so."""
-        asked = time.perf_counter()
-        try:
-            reply = await self._answered(message)
-        finally:
-            self._requests.pop(message, None)
+        reply: Reply = Later()
+        while isinstance(reply, Later):
+            try:
+                async with asyncio.timeout(self._timeout):
+                    reply = await self._network.fetch(message)
+            except TimeoutError as error:
+                raise TimeoutError(str(error) or f"no reply within {self._timeout:g} s") from error
         answered = time.perf_counter()
         if message.sender != self._inbox.rank:
             self.meter.transfer_seconds = answered - self._started
         if isinstance(reply, RowsReply) and not self._network.is_local(message.sender):
             self.meter.received_bytes += reply.nbytes
-            link = self.meter.links.setdefault(message.sender, LinkMeter(asked))
-            link.ended, link.nbytes = answered, link.nbytes + reply.nbytes
         return reply
-
-    async def _answered(self, message: MessageId) -> RowsReply | Refusal:
-        while True:
-            try:
-                async with asyncio.timeout(self._timeout) as self._deadlines[message]:
-                    reply = await self._network.fetch(message)
-            except TimeoutError as error:
-                raise TimeoutError(str(error) or f"no reply within {self._timeout:g} s") from error
-            finally:
-                self._deadlines.pop(message, None)
-            if not isinstance(reply, Later):
-                return reply
 
 
 ANSWER_AFTER = 10.0
@@ -417,17 +343,13 @@ class Sender:
     # outbox: state machine that decides when to answer which request.
     # buffers: buffers that messages are packed into.
 
-    def __init__(self, outbox: Outbox, buffers: BufferPool, network: Network, jobs: JobQueue) -> None:
+    def __init__(self, outbox: Outbox, buffers: BufferPool, network: DaskNetwork, jobs: JobQueue) -> None:
         self.meter = Meter()
-        self._outbox = outbox
-        self._buffers = buffers
-        self._network = network
-        self._jobs = jobs
+        self._outbox, self._buffers, self._network, self._jobs = outbox, buffers, network, jobs
         self._acknowledged = True
         self._flows: Mapping[int, Flow] = {}
         self._source: asyncio.Future[RowSource] | None = None
-        self._answers: dict[MessageId, asyncio.Future[OutboxInstruction]] = {}
-        self._sent: set[MessageId] = set()
+        self._answers: dict[MessageId, asyncio.Future[Answer]] = {}
         self._packed: dict[MessageId, tuple[float, Buffer]] = {}  # until it is acknowledged
 
     def begin(
@@ -445,7 +367,6 @@ class Sender:
         # Use it only where all messages fit in memory: nothing but the receivers' requests then limits what they take.
         self.meter = Meter()
         self._acknowledged = acknowledged
-        self._sent.clear()
         self._packed.clear()
         self._flows, self._source = flows, source
         self._buffers.begin(max((flow.longest for flow in flows.values()), default=0))
@@ -457,17 +378,13 @@ class Sender:
         """Allow the messages that wait for a gate: their packets have arrived."""
         self._perform(self._outbox.open_gate(run_id, gate))
 
-    def end(self) -> None:
-        """End the run and refuse the requests that still wait for it."""
+    def end(self, *, closes: bool = False) -> None:
+        """End the run and refuse the requests that still wait for it; if no run follows, free the buffers as well."""
         self._packed.clear()
-        self._perform(self._outbox.end())
+        self._perform(self._outbox.end(closes=closes))
         self._flows, self._source = {}, None
-
-    def close(self) -> None:
-        """Refuse all waiting requests, and free the buffers; no run will follow."""
-        self.end()
-        self._perform(self._outbox.close())
-        self._buffers.close()
+        if closes:
+            self._buffers.close()
 
     def acknowledged(self, message: MessageId) -> None:
         """Free the buffer and the window slot of a message that its receiver has unpacked."""
@@ -481,35 +398,30 @@ class Sender:
         # of its rows.
         earlier = self._answers.get(message)
         if earlier is not None and not earlier.done():  # the receiver timed out and asks again
-            earlier.set_result(Refuse(message, "superseded by a newer request"))
-        answer: asyncio.Future[OutboxInstruction] = asyncio.get_running_loop().create_future()
+            earlier.set_result(Answer(message, "superseded by a newer request"))
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answers[message] = answer
         try:
             self._perform(self._outbox.request(message))
-            if not answer.done():
-                await asyncio.wait([answer], timeout=ANSWER_AFTER)
-            if not answer.done():
+            if not await _done_in_time(answer):
                 self._give_up_acknowledgements()
             if not answer.done():
                 self._outbox.withdraw(message)
                 return Later()
-            instruction = answer.result()
+            refusal = answer.result().refusal
         finally:
             if self._answers.get(message) is answer:
                 del self._answers[message]
-        if not isinstance(instruction, Send):
-            return Refusal(instruction.reason)
+        if refusal is not None:
+            return Refusal(refusal)
         flow, future = self._flows.get(message.destination), self._source
         if flow is None or future is None:  # the run has just ended
             return Refusal(f"run {message.run_id} has ended")
-        first, last = flow.message(message.sequence)
         try:
-            if not future.done():
-                await asyncio.wait([future], timeout=ANSWER_AFTER)
-            if not future.done():
+            if not await _done_in_time(future):
                 self.acknowledged(message)
                 return Later()
-            buffer = await self._pack(message, future.result(), first, last, shared=shared)
+            buffer = await self._pack(message, future.result(), *flow.message(message.sequence), shared=shared)
         except (ExchangeError, DatasetError, OSError) as error:
             error.__traceback__ = None  # its frames hold the cache, also once the session is closed
             self.acknowledged(message)
@@ -528,15 +440,12 @@ class Sender:
 
     async def _pack(self, message: MessageId, source: RowSource, first: int, last: int, *, shared: bool) -> Buffer:
         """Pack a message, unless it was packed for an earlier request."""
-        if message in self._sent:
+        if (packed := self._packed.get(message)) is not None:
             self._buffers.drop(message)  # the first reply may still be on its way when this one is acknowledged
-            if (packed := self._packed.get(message)) is not None:
-                return packed[1]
-        self._sent.add(message)
-        pool, n_rows = self._buffers, last - first
-        buffer = pool.take(message, n_rows, shared=shared) if self._acknowledged else pool.single_use(n_rows)
+            return packed[1]
+        buffer = self._buffers.take(message, last - first, shared=shared and self._acknowledged)
         self.meter.gather_seconds += await self._jobs.run(
-            timed, source.pack, first, last, buffer.rows, buffer.checksums, nbytes=buffer.rows.nbytes
+            timed, source, first, last, buffer.rows, buffer.checksums, nbytes=buffer.rows.nbytes
         )
         if message in self._outbox.in_flight:
             self._packed[message] = asyncio.get_running_loop().time(), buffer
@@ -546,15 +455,20 @@ class Sender:
         """Free the window slots of messages whose acknowledgement seems to be lost, so that others do not wait."""
         late = asyncio.get_running_loop().time() - ACKNOWLEDGED_WITHIN
         for message in [message for message, packed in self._packed.items() if packed[0] < late]:
-            del self._packed[message]
             self._buffers.drop(message)
-            self._perform(self._outbox.acknowledged(message))
+            self.acknowledged(message)
 
-    def _perform(self, instructions: list[OutboxInstruction]) -> None:
-        for instruction in instructions:
-            answer = self._answers.get(instruction.message)
-            if answer is None or answer.done():  # nobody waits for the answer: free the window
-                if isinstance(instruction, Send):
-                    self.acknowledged(instruction.message)
-                continue
-            answer.set_result(instruction)
+    def _perform(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            waiting = self._answers.get(answer.message)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+            elif answer.refusal is None:  # nobody waits for the answer: free the window
+                self.acknowledged(answer.message)
+
+
+async def _done_in_time(future: asyncio.Future[Any]) -> bool:
+    """Wait until a future has ended, as long as an answer may take."""
+    if not future.done():
+        await asyncio.wait([future], timeout=ANSWER_AFTER)
+    return future.done()

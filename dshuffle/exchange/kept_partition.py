@@ -14,6 +14,7 @@ next session on the same dataset.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import fcntl
@@ -21,6 +22,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError, ExchangeError
-from dshuffle.exchange.cache_partition import EMPTY, Index, RowFile
+from dshuffle.exchange.cache_partition import EMPTY, CachePartition, Index, RowFile, does_not_fit
+from dshuffle.exchange.endpoints import JobQueue
 from dshuffle.planning import WorkerHistory
 from dshuffle.planning.types import sorted_positions
 from dshuffle.private_files import check_folder, open_private_file, reserve
@@ -84,24 +87,20 @@ class PartitionFolder:
     def __init__(self, directory: str, label: KeptLabel) -> None:
         os.makedirs(directory, exist_ok=True)
         self._directory, self._label = directory, label
-        new = tempfile.mkdtemp(prefix=UNFINISHED, dir=directory)
-        self.path = os.path.join(directory, PREFIX + os.path.basename(new).removeprefix(UNFINISHED))
+        self.path = new = tempfile.mkdtemp(prefix=UNFINISHED, dir=directory)
         # Closed with the session. The mode does not depend on the user's umask.
         file = os.open(os.path.join(new, "rows"), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self._lock = os.fdopen(file, "w+b")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._write(label.epoch, EMPTY, np.empty(0, np.uint32))
+            self.path = os.path.join(directory, PREFIX + os.path.basename(new).removeprefix(UNFINISHED))
             os.rename(new, self.path)  # only now others see it: they would remove a folder without a lock
-        except OSError:
+        except OSError:  # such as a disk that is full
             _removed(new, self._lock)
             raise
         # A session may end while a thread still makes its folder, which nobody closes then.
         self._remove = weakref.finalize(self, _removed, self.path, self._lock)
-        try:
-            self._write(label.epoch, EMPTY, np.empty(0, np.uint32))
-        except OSError:  # the disk is full
-            self.close()
-            raise
 
     def open_rows(self) -> BinaryIO:
         """Open the file of rows, with all of its disk space reserved."""
@@ -118,11 +117,10 @@ class PartitionFolder:
     def _write(self, epoch: int, index: Index, checksums: Checksums) -> None:
         records = np.empty(len(checksums), _RECORD)
         records["sample_id"], records["slot"], records["checksum"] = index.sample_ids, index.slots, checksums
+        label = msgspec.json.encode(dataclasses.replace(self._label, epoch=epoch))
         new = os.path.join(self.path, "index.new")
         with open(new, "wb") as file:
-            file.writelines(
-                [FORMAT, msgspec.json.encode(dataclasses.replace(self._label, epoch=epoch)), b"\n", records.tobytes()]
-            )
+            file.writelines([FORMAT, label, b"\n", records.tobytes()])
         os.replace(new, os.path.join(self.path, "index"))
 
     def close(self) -> None:
@@ -131,63 +129,122 @@ class PartitionFolder:
         self._lock.close()
 
 
+ROOM_WITHIN = 1.0
+"""Seconds in which the workers of a machine make room on its disk."""
+
+
+class PartitionOnDisk:
+    """The file of a partition, and the folder in which it stays if it is to outlive the session.
+
+    ``memory_limit`` is that of the process in bytes. ``label`` says what the partition is of, if it is to outlive the
+    session.
+    """
+
+    def __init__(
+        self, directory: str, layout: RowLayout, n_slots: int, memory_limit: int | None, label: KeptLabel | None
+    ) -> None:
+        self._folder: PartitionFolder | None = None
+        self._latest: tuple[int, Index, Checksums] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        rows: BinaryIO | None = None
+        with contextlib.ExitStack() as on_error:
+            if label is not None:
+                self._folder, rows = _room_for(directory, label)
+                on_error.callback(self._folder.close)
+            self.file: RowFile | None = RowFile(layout, n_slots, directory, memory_limit, file=rows)
+            on_error.pop_all()
+
+    def keep(self, epoch: int, cache: CachePartition, jobs: JobQueue) -> None:
+        """Write the index of an epoch that has just begun, if the partition is to outlive the session.
+
+        If epochs are shorter than writing takes, some of them are left out.
+        """
+        if self._folder is not None:
+            self._latest = epoch, cache.index, cache.checksums
+            if self._writing is None or self._writing.done():
+                self._writing = asyncio.create_task(self._write(self._folder, jobs))
+
+    async def settle(self) -> None:
+        """Wait until the index of the last epoch is written."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    def close(self) -> None:
+        """Leave a kept partition to later sessions, and free any other one. Idempotent."""
+        if self.file is not None:
+            self.file.close()
+        self.file = None
+        if self._folder is not None:
+            self._folder.close()
+
+    async def _write(self, folder: PartitionFolder, jobs: JobQueue) -> None:
+        while self._latest is not None:
+            latest, self._latest = self._latest, None
+            try:
+                await jobs.run(folder.write, *latest)
+            except OSError as error:  # the partition itself has its room
+                logger.warning("dshuffle: the partition of epoch %d cannot be kept: %s", latest[0], error)
+
+
+def _room_for(directory: str, label: KeptLabel) -> tuple[PartitionFolder, BinaryIO]:
+    """The folder and the file of a partition to keep. If the disk is full, those of earlier sessions are removed."""
+    deadline = time.monotonic() + ROOM_WITHIN
+    while True:
+        folder: PartitionFolder | None = None
+        try:
+            folder = PartitionFolder(directory, label)
+            return folder, folder.open_rows()
+        except OSError as error:
+            if folder is not None:
+                folder.close()
+            if time.monotonic() > deadline:
+                raise does_not_fit(directory, error) from error
+        if remove_unused(directory, label) or remove_unused(directory, label, of_session=True):
+            logger.warning("dshuffle: kept partitions in %s were removed to make room for a new one", directory)
+        time.sleep(0.1)  # another worker of this machine may be removing some
+
+
 class KeptPartition:
     """A partition of a session that has ended, as another session reads it. It is not removed meanwhile."""
 
     # memory_limit: memory limit of the process in bytes, as for :class:`~dshuffle.exchange.cache_partition.RowFile`.
 
     def __init__(self, path: str, layout: RowLayout, memory_limit: int | None = None) -> None:
-        try:
-            self._lock = _locked(path, fcntl.LOCK_SH)
-        except OSError as error:
-            raise ExchangeError(
-                f"the kept partition {path} cannot be used, or another session uses it ({error})"
-            ) from error
+        self._layout = layout
         with contextlib.ExitStack() as on_error:
-            on_error.push(self._lock)
             try:
+                self._lock = on_error.enter_context(_locked(path, fcntl.LOCK_SH))
                 with _open_own(path, "index") as file:
                     label, records = KeptLabel.of(file.readline()), np.frombuffer(file.read(), _RECORD)
                 self._index = Index(records["sample_id"].astype(np.int64), records["slot"].astype(np.int64))
-                self._checksums: Checksums = records["checksum"].astype(np.uint32)
-                self._check(label, layout)
+                self._checksums = records["checksum"].astype(np.uint32)
+                if label.row_nbytes != layout.nbytes:
+                    raise ValueError(f"its rows have {label.row_nbytes} bytes, and not {layout.nbytes}")
                 with _open_own(path, "rows") as file:
                     self._file = RowFile(layout, label.n_slots, path, memory_limit, file=file)
             except UNREADABLE as error:
                 raise ExchangeError(
-                    f"the kept partition {path} is damaged ({type(error).__name__}: {error})"
+                    f"the kept partition {path} is damaged, or another session uses it "
+                    f"({type(error).__name__}: {error})"
                 ) from error
             on_error.pop_all()
-        self._layout = layout
 
-    def read(self, sample_ids: NDArray[np.int64]) -> tuple[ByteMatrix, Checksums, NDArray[np.bool_]]:
-        """Read rows of samples."""
-        rows = self._layout.empty(len(sample_ids))
-        if not len(self._index.sample_ids):
-            return rows, np.zeros(len(sample_ids), np.uint32), np.zeros(len(sample_ids), np.bool_)
+    def read(self, sample_ids: NDArray[np.int64]) -> tuple[ByteMatrix, Checksums]:
+        """Read rows of samples. Those that are not there, or are damaged, have a checksum that is certainly wrong."""
+        rows, checksums = self._layout.empty(len(sample_ids)), np.zeros(len(sample_ids), np.uint32)
         positions = sorted_positions(self._index.sample_ids, sample_ids)
-        slots = self._index.slots[positions]
-        self._file.will_need(slots)
-        self._file.read(slots, rows)
-        checksums = self._checksums[positions]
-        intact = positions >= 0
-        intact &= checksum_rows(rows, sample_ids) == checksums
-        return rows, checksums, intact
+        if len(self._index.sample_ids):
+            slots, checksums = self._index.slots[positions], self._checksums[positions]
+            self._file.will_need(slots)
+            self._file.read(slots, rows)
+        found = checksum_rows(rows, sample_ids)
+        return rows, np.where((positions >= 0) & (found == checksums), found, ~found)
 
     def close(self) -> None:
         """Let other sessions remove the partition."""
         self._file.close()
+        del self._file
         self._lock.close()
-
-    def _check(self, label: KeptLabel, layout: RowLayout) -> None:
-        """Refuse an index that does not describe rows."""
-        ids, slots = self._index.sample_ids, self._index.slots
-        if label.row_nbytes != layout.nbytes:
-            raise ValueError(f"its rows have {label.row_nbytes} bytes, and not {layout.nbytes}")
-        if np.any(ids[1:] <= ids[:-1]):
-            raise ValueError("its index is not one of rows")
-        if len(slots) and not 0 <= slots.min() <= slots.max() < label.n_slots:
-            raise ValueError("its index has slots that do not exist")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +257,8 @@ class KeptFolder:
     @classmethod
     def all_in(cls, directory: str, dataset: str) -> list[Self]:
         """The partitions of a dataset that have rows and that nobody fills. Whatever else is there is ignored."""
-        labels = [(name, label) for name, label in _labels(directory) if label is not None]
-        return [cls(name, label) for name, label in labels if label.dataset == dataset and label.epoch >= 0]
+        kept = [cls(name, label) for name, label in _labels(directory) if label is not None]
+        return [one for one in kept if one.label.dataset == dataset and one.label.epoch >= 0]
 
 
 def remove_unused(directory: str, label: KeptLabel, *, of_session: bool = False) -> int:
@@ -210,9 +267,8 @@ def remove_unused(directory: str, label: KeptLabel, *, of_session: bool = False)
     # ``of_session``, when a worker cannot go on without the room that lost workers have taken.
     removed = 0
     for name, kept in _labels(directory):
-        is_wanted = kept is not None and kept.session == label.session and kept.rank != label.rank
-        is_wanted &= not of_session
-        if kept is None or (kept.dataset == label.dataset and not is_wanted):
+        is_other = kept is None or kept.session != label.session or kept.rank == label.rank
+        if (is_other or of_session) and (kept is None or kept.dataset == label.dataset):
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
                 shutil.rmtree(path, ignore_errors=True)
@@ -222,26 +278,18 @@ def remove_unused(directory: str, label: KeptLabel, *, of_session: bool = False)
 
 def _labels(directory: str) -> Iterator[tuple[str, KeptLabel | None]]:
     """The folders in a directory that nobody fills, and their labels; None if they cannot be read."""
-    try:
-        names = sorted(name for name in os.listdir(directory) if name.startswith(PREFIX))
-    except OSError:
-        return
+    names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     for name in names:
-        path = os.path.join(directory, name)
-        try:
-            _locked(path, fcntl.LOCK_SH).close()
-        except BlockingIOError:  # a session fills it
-            continue
-        except OSError as error:  # it is not of this user, or has just been removed
-            logger.debug("dshuffle: the kept partition %s is not used: %s", path, error)
-            continue
-        try:
-            with _open_own(path, "index") as file:
-                label = KeptLabel.of(file.readline())
-        except UNREADABLE as error:
-            logger.debug("dshuffle: the kept partition %s cannot be read: %s", path, error)
-            label = None
-        yield name, label
+        if name.startswith(PREFIX):
+            path, label = os.path.join(directory, name), None
+            try:
+                with _locked(path, fcntl.LOCK_SH), _open_own(path, "index") as file:
+                    label = KeptLabel.of(file.readline())
+            except BlockingIOError:  # a session fills it
+                continue
+            except UNREADABLE as error:
+                logger.debug("dshuffle: the kept partition %s cannot be read: %s", path, error)
+            yield name, label
 
 
 def _removed(path: str, lock: BinaryIO) -> None:

@@ -1,88 +1,126 @@
-"""Both sides of an exchange as state machines without sockets, clocks or tasks: events in, instructions out."""
+"""Messages, and both sides of their exchange as state machines without sockets, clocks or tasks."""
 
 from __future__ import annotations
 
-import enum
 import heapq
 import itertools
-import math
+import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from dshuffle.errors import ExchangeError, InvalidParameter
-from dshuffle.exchange.messages import MessageId
-from dshuffle.planning import name_of
+import numpy as np
+from numpy.typing import NDArray
 
-PATIENCE = 5.0
-"""Seconds into an exchange before a sender can be slow, and seconds that a slow sender would still take at least."""
+from dshuffle.planning import STORE, name_of
 
-MARGIN = 3.0
-"""Reading must be estimated to take this many times less than waiting, because both estimates are rough."""
+KIB, MIB = 2**10, 2**20
 
-
-def slow_senders(
-    owed: Mapping[int, int],
-    arrived: Mapping[int, int],
-    *,
-    seconds: float,
-    seconds_to_read: Callable[[int], float],
-) -> list[int]:
-    """Senders whose rows should be read from the store instead, or readers that others should take the place of."""
-    # At least half of the senders must have delivered all their rows. So no sender looks slow because the network, or
-    # the receiver, is slow.
-    late = {sender: rows - arrived.get(sender, 0) for sender, rows in owed.items() if rows > arrived.get(sender, 0)}
-    if seconds < PATIENCE or 2 * len(late) > len(owed):
-        return []
-    # At its rate so far, a sender needs ``left * seconds / arrived`` more seconds.
-    return [
-        sender
-        for sender, left in late.items()
-        if left * seconds > arrived.get(sender, 0) * max(PATIENCE, MARGIN * seconds_to_read(left))
-        and seconds_to_read(left) < math.inf
-    ]
+Items = NDArray[np.int64]
+"""Numbers of items: samples, packets or components of packets, or positions in a list of them."""
 
 
-class InboxState(enum.Enum):
-    """State of the receiving side."""
+class MessageId(NamedTuple):
+    """Id of one message: number ``sequence`` (from 0) from ``sender`` to ``destination`` in a run."""
 
-    IDLE = "idle"
-    RECEIVING = "receiving"
-    READY = "ready"
-    FAILED = "failed"
+    run_id: int
+    sender: int
+    destination: int
+    sequence: int
+
+    def __str__(self) -> str:
+        return f"run {self.run_id}, {name_of(self.sender)} to {name_of(self.destination)}, message {self.sequence}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flow:
+    """The messages between one sender and one receiver."""
+
+    bounds: Items  # ``(m + 1,)`` ascending; message i contains items ``bounds[i]`` to ``bounds[i + 1] - 1``.
+    # ``(m,)`` relay gate of each message, or -1 if it has none. A message waits for its gate at the sender and counts
+    # towards its gate at the receiver. ``None`` if no message has a gate.
+    gates: Items | None = None
+
+    @property
+    def n_messages(self) -> int:
+        """Number of messages."""
+        return len(self.bounds) - 1
+
+    @property
+    def n_items(self) -> int:
+        """Number of items in all messages."""
+        return int(self.bounds[-1] - self.bounds[0])
+
+    @property
+    def longest(self) -> int:
+        """Number of items in the longest message."""
+        return int(np.diff(self.bounds).max(initial=0))
+
+    def message(self, sequence: int) -> tuple[int, int]:
+        """Return the first item of a message and the one past its last."""
+        return int(self.bounds[sequence]), int(self.bounds[sequence + 1])
+
+
+def rows_per_message(row_nbytes: int, message_bytes: int) -> int:
+    """Return the number of whole rows that fit into ``message_bytes``, at least one."""
+    return max(1, message_bytes // max(1, row_nbytes))
+
+
+def flows_of_samples(samples: Mapping[int, Items], *, at_most: int) -> tuple[Items, dict[int, Flow]]:
+    """Concatenate the samples exchanged with several participants, and cut them into messages of nearly equal length.
+
+    What comes from the store is loaded as one message.
+    """
+    flows, first = {}, 0
+    for participant, ids in samples.items():
+        count = min(1, len(ids)) if participant == STORE else -(-len(ids) // at_most)
+        flows[participant] = Flow(first + np.arange(count + 1) * len(ids) // max(1, count))
+        first += len(ids)
+    return np.concatenate([np.empty(0, np.int64), *samples.values()]), flows
+
+
+def flows_of_hops(
+    participants: NDArray[np.int32], groups: NDArray[np.int32], gates: NDArray[np.int32], *, at_most: int
+) -> tuple[Items, dict[int, Flow]]:
+    """Sort hops by the other participant, then by group, and cut them into flows."""
+    # participants: ``(m,)`` destination of each hop, or its sender.
+    # groups: ``(m,)`` group of each hop, numbered alike on both sides. Only hops of the same group share a message.
+    # gates: ``(m,)`` gate of each hop on this side, or -1. All hops of the same flow and group have the same gate.
+    order = np.lexsort((groups, participants))
+    places = np.stack([participants[order], groups[order]])
+    starts = np.flatnonzero(np.append(True, np.diff(places).any(axis=0))[: len(order)])
+    lengths = np.diff(starts, append=len(order))
+    counts = -(-lengths // at_most)
+    first = np.cumsum(counts) - counts
+    of = np.repeat(np.arange(len(starts)), counts)  # the participant and group of each message
+    bounds = np.append(starts[of] + (np.arange(len(of)) - first[of]) * lengths[of] // counts[of], len(order))
+    others, gates_of = places[0][starts][of], gates[order[starts]][of].astype(np.int64)
+    flows = {}
+    for participant in np.unique(others).tolist():
+        begin, end = np.searchsorted(others, [participant, participant + 1])
+        flows[participant] = Flow(bounds[begin : end + 1], gates_of[begin:end])
+    return order, flows
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Request a message from its sender, unpack and verify it, then report `arrived` or `failed`."""
+    """Bring a message, unpack and verify it, then report `arrived` or `failed`.
+
+    With ``instead``, its rows are read from the store, because its sender cannot deliver it.
+    """
 
     message: MessageId
+    instead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ReadInstead:
-    """Read the rows of a message that its sender cannot deliver from the store, then report `arrived` or `failed`."""
-
-    message: MessageId
-
-
-@dataclass(frozen=True, slots=True)
-class ReportReady:
-    """Tell the scheduler that all messages of this run have arrived."""
+class Arrived:
+    """Tell the scheduler that all messages of a run have arrived, or why not and whether another run may succeed."""
 
     run_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReportFailed:
-    """Tell the scheduler that this rank cannot finish the run, and whether another run may succeed."""
-
-    run_id: int
-    reason: str
-    again: bool
-
-
-InboxInstruction = Fetch | ReadInstead | ReportReady | ReportFailed
+    reason: str | None = None
+    again: bool = False
 
 
 class Inbox:
@@ -92,20 +130,15 @@ class Inbox:
     # attempts: maximum number of requests for one message before its rows are read from the store instead.
 
     def __init__(self, rank: int, *, window: int, attempts: int = 3) -> None:
-        if window < 1:
-            raise InvalidParameter.of("window", window, "an integer >= 1")
         self.rank = rank
         self.window = window
         self.attempts = attempts
         self.run_id = -1
-        self.state = InboxState.IDLE
         self._waiting: dict[int, deque[MessageId]] = {}
         self._asked: dict[MessageId, int] = {}
         self._unsent: dict[MessageId, str] = {}  # messages that are read from the store instead, and why
-        self._given_up: set[int] = set()  # senders of which nothing more is requested
-        self._kept: set[int] = set()  # senders that were given up, but whose rows could not be read
         self._open: Counter[int] = Counter()  # open requests by sender
-        self._free: list[tuple[int, int, int]] = []  # heap of senders without: (-messages left, turn, sender)
+        self._next_senders: list[tuple[int, int, int, int]] = []  # heap: (open requests, -messages left, turn, sender)
         self._turns = itertools.count()
 
     @property
@@ -120,143 +153,82 @@ class Inbox:
         *,
         window: int | None = None,
         done: Collection[tuple[int, int]] = (),
-    ) -> list[InboxInstruction]:
+    ) -> list[Fetch | Arrived]:
         """Start a run."""
-        if self.state is not InboxState.IDLE:
-            raise ExchangeError(
-                f"run {run_id} cannot begin on rank {self.rank}: run {self.run_id} is {self.state.value}"
-            )
-        if run_id <= self.run_id:
-            raise ExchangeError(f"run {run_id} cannot begin on rank {self.rank}: run {self.run_id} has already begun")
-        self.run_id = run_id
-        self._unsent.clear()
-        self._given_up.clear()
-        self._kept.clear()
-        self.window = window or self.window
+        self.abort()
+        self.run_id, self.window = run_id, window or self.window
         self._waiting = {
             sender: deque(
                 MessageId(run_id, sender, self.rank, sequence)
                 for sequence in range(count)
-                if not done or (sender, sequence) not in done
+                if (sender, sequence) not in done
             )
             for sender, count in owed.items()
-            if count > 0
         }
         # Receivers start with different senders, so that they do not all ask the same sender first.
-        self._free, self._open = [], Counter()
         for sender in sorted(self._waiting, key=lambda sender: (sender <= self.rank, sender)):
-            self._release(sender)
-        self.state = InboxState.RECEIVING
+            self._queue(sender)
         return self._next()
 
-    def arrived(self, message: MessageId) -> list[InboxInstruction]:
+    def arrived(self, message: MessageId) -> list[Fetch | Arrived]:
         """Record that a message has been unpacked and verified."""
-        if self.state is not InboxState.RECEIVING or self._asked.pop(message, None) is None:
+        if self._asked.pop(message, None) is None:
             return []
         self._open[message.sender] -= 1
-        if not self._open[message.sender]:
-            del self._open[message.sender]
-            self._release(message.sender)
+        self._queue(message.sender)
         return self._next()
 
-    def failed(self, message: MessageId, reason: str, *, again: bool = True) -> list[InboxInstruction]:
+    def failed(self, message: MessageId, reason: str, *, again: bool = True) -> list[Fetch | Arrived]:
         """Record that a request failed, and repeat it unless that is pointless (``again=False``)."""
-        if self.state is not InboxState.RECEIVING or message not in self._asked:
+        if (attempts := self._asked.get(message)) is None:
             return []
-        attempts = self._asked[message]
-        if message.sender in self._given_up and message in self._unsent:  # the sender is better than nothing
-            self._given_up.discard(message.sender)
-            self._kept.add(message.sender)
-            del self._unsent[message]
-            self._asked[message] = 1
-            return [Fetch(message)]
         if not again or attempts > self.attempts:
-            self.state = InboxState.FAILED
             if before := self._unsent.get(message):
                 reason = f"{before}, and the rows could not be read from the store: {reason}"
-            return [ReportFailed(self.run_id, f"{message}: {reason}", again)]
+            self.abort()
+            return [Arrived(self.run_id, f"{message}: {reason}", again)]
         # Retry immediately, within the same window slot: requests to other senders may wait for this message.
         self._asked[message] = attempts + 1
         if attempts < self.attempts:
             return [Fetch(message)]
         self._unsent[message] = f"{reason} (attempt {attempts})"
-        return [ReadInstead(message)]
-
-    def give_up(self, sender: int, unanswered: Collection[MessageId]) -> list[InboxInstruction]:
-        """Read what a slow sender owes from the store instead: the unanswered requests, and all that would follow."""
-        if self.state is not InboxState.RECEIVING or sender in self._given_up or sender in self._kept:
-            return []
-        self._given_up.add(sender)
-        return [self._read(message) for message in unanswered if message.sender == sender and message in self._asked]
-
-    def commit(self, run_id: int) -> None:
-        """Finish the run after all participants have reported that they are ready."""
-        if self.state is not InboxState.READY or run_id != self.run_id:
-            raise ExchangeError(
-                f"run {run_id} cannot be committed on rank {self.rank}: run {self.run_id} is {self.state.value}"
-            )
-        self.state = InboxState.IDLE
+        return [Fetch(message, instead=True)]
 
     def abort(self) -> None:
         """Discard the current run."""
-        self.state = InboxState.IDLE
-        self._waiting, self._asked = {}, {}
-        self._free, self._open = [], Counter()
+        self._waiting, self._asked, self._unsent = {}, {}, {}
+        self._next_senders, self._open = [], Counter()
 
-    def _next(self) -> list[InboxInstruction]:
+    def _next(self) -> list[Fetch | Arrived]:
         """Fill the window, or report that nothing is left."""
         # The next request goes to a sender with the fewest open requests, and among those to the one with most messages
         # left; ties are broken in turn. So if the window has one slot per sender, every sender with messages left has
         # an open request, and relays that wait for each other's messages cannot deadlock. With a smaller window, all
         # senders come to an end at about the same time.
-        instructions: list[InboxInstruction] = []
-        while len(self._asked) < self.window and (sender := self._next_sender()) is not None:
+        instructions: list[Fetch | Arrived] = []
+        while len(self._asked) < self.window and self._next_senders:
+            n_open, left, _, sender = heapq.heappop(self._next_senders)
+            if (n_open, -left) != (self._open[sender], len(self._waiting[sender])):  # this has changed since
+                continue
             message = self._waiting[sender].popleft()
-            self._open[sender] = self._open.pop(sender, 0) + 1  # to the end, so that ties are broken in turn
+            self._open[sender] += 1
             self._asked[message] = 1
-            instructions.append(self._read(message) if sender in self._given_up else Fetch(message))
-        if not self._asked and not self._free:
-            self.state = InboxState.READY
-            instructions.append(ReportReady(self.run_id))
-        return instructions
+            instructions.append(Fetch(message))
+            self._queue(sender)
+        return instructions if self._asked else [Arrived(self.run_id)]
 
-    def _read(self, message: MessageId) -> ReadInstead:
-        self._asked[message] = self.attempts + 1
-        self._unsent[message] = f"{name_of(message.sender)} is slow"
-        return ReadInstead(message)
-
-    def _next_sender(self) -> int | None:
-        if self._free:
-            return heapq.heappop(self._free)[2]
-        busy = [sender for sender in self._open if self._waiting[sender]]  # no more of them than the window has slots
-        return min(busy, key=lambda sender: (self._open[sender], -len(self._waiting[sender])), default=None)
-
-    def _release(self, sender: int) -> None:
-        """Make a sender without an open request available for the next one."""
+    def _queue(self, sender: int) -> None:
+        """Let a sender have its turn, if it has messages left."""
         if left := len(self._waiting[sender]):
-            heapq.heappush(self._free, (-left, next(self._turns), sender))
-
-
-EARLY = 2**16
-"""Maximum number of requests that wait at a sender. Each receiver has at most one window of requests open."""
+            heapq.heappush(self._next_senders, (self._open[sender], -left, next(self._turns), sender))
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Pack the rows of this message and reply with them."""
+class Answer:
+    """Pack the rows of a message and reply with them, or say why it is refused."""
 
     message: MessageId
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Reply that this message is not available, and why."""
-
-    message: MessageId
-    reason: str
-
-
-OutboxInstruction = Send | Refuse
+    refusal: str | None = None
 
 
 class Outbox:
@@ -266,24 +238,18 @@ class Outbox:
     # window: maximum number of messages packed and not yet acknowledged.
 
     def __init__(self, sender: int, *, window: int) -> None:
-        if window < 1:
-            raise InvalidParameter.of("window", window, "an integer >= 1")
         self.sender = sender
         self.window = window
         self.run_id = -1
+        self.in_flight: set[MessageId] = set()
+        """Messages that are packed and not yet acknowledged."""
         self._open = False
-        self._owed: dict[int, int] = {}
+        self._owed: Mapping[int, int] = {}
         self._gates: Mapping[int, Sequence[int]] = {}
         self._open_gates: set[int] = set()
         self._waiting: OrderedDict[MessageId, None] = OrderedDict()  # one entry per message
-        self._in_flight: set[MessageId] = set()
         self._to_one = window
         self._unlimited: set[int] = set()
-
-    @property
-    def in_flight(self) -> frozenset[MessageId]:
-        """Messages that are packed and not yet acknowledged."""
-        return frozenset(self._in_flight)
 
     def begin(
         self,
@@ -293,57 +259,49 @@ class Outbox:
         gates: Mapping[int, Sequence[int]] | None = None,
         window: int | None = None,
         to_one: int | None = None,
-    ) -> list[OutboxInstruction]:
+    ) -> list[Answer]:
         """Start a run."""
-        self.run_id = run_id
+        self.run_id, self._open = run_id, True
         self.window = window or self.window
         self._to_one = to_one or self.window
+        self._owed, self._gates, self._open_gates = owed, gates or {}, {-1}
         self._unlimited.clear()
-        self._open = True
-        self._owed = dict(owed)
-        self._gates = gates or {}
-        self._open_gates = {-1}
-        self._in_flight.clear()
-        early, self._waiting = self._waiting, OrderedDict[MessageId, None]()
-        return [instruction for message in early for instruction in self.request(message)]
+        self.in_flight.clear()
+        return self._requested_again()
 
-    def open_gate(self, run_id: int, gate: int) -> list[OutboxInstruction]:
+    def open_gate(self, run_id: int, gate: int) -> list[Answer]:
         """Allow the messages that wait for a gate: their packets have arrived."""
         if run_id != self.run_id or not self._open:
             return []
         self._open_gates.add(gate)
-        return self._ask_again()
+        return self._next()
 
-    def request(self, message: MessageId) -> list[OutboxInstruction]:
+    def request(self, message: MessageId) -> list[Answer]:
         """Handle a request, which may be a repeated one."""
-        if message.sender != self.sender:
-            return [Refuse(message, f"wrong sender: the request reached {name_of(self.sender)}")]
         if message.run_id < self.run_id or (message.run_id == self.run_id and not self._open):
-            return [Refuse(message, f"stale: {name_of(self.sender)} is past run {message.run_id}")]
+            return [Answer(message, f"stale: {name_of(self.sender)} is past run {message.run_id}")]
         if message.run_id > self.run_id:
-            if len(self._waiting) >= EARLY and message not in self._waiting:
-                return [Refuse(message, f"too many requests wait for run {message.run_id}, which has not begun")]
             self._waiting[message] = None
             return []
         owed = self._owed.get(message.destination, 0)
         if not 0 <= message.sequence < owed:
-            return [Refuse(message, f"this run has {owed} messages for destination {message.destination}")]
+            return [Answer(message, f"this run has {owed} messages for destination {message.destination}")]
         gates = self._gates.get(message.destination)
         shut = gates is not None and gates[message.sequence] not in self._open_gates
-        if message in self._in_flight or (not shut and self._has_room(message.destination)):
+        if message in self.in_flight or (not shut and self._has_room(message.destination)):
             # A message in flight that is requested again was lost; it keeps its window slot.
-            self._in_flight.add(message)
+            self.in_flight.add(message)
             self._waiting.pop(message, None)  # it may have waited for the limit of its destination
-            return [Send(message)]
+            return [Answer(message)]
         self._waiting[message] = None
         return []
 
     def _has_room(self, destination: int) -> bool:
         """Whether the window has a slot for another message to a destination."""
-        return len(self._in_flight) < self.window and (
+        return len(self.in_flight) < self.window and (
             self._to_one >= self.window
             or destination in self._unlimited
-            or sum(message.destination == destination for message in self._in_flight) < self._to_one
+            or sum(message.destination == destination for message in self.in_flight) < self._to_one
         )
 
     def withdraw(self, message: MessageId) -> None:
@@ -351,30 +309,28 @@ class Outbox:
         self._waiting.pop(message, None)
         self._unlimited.add(message.destination)
 
-    def acknowledged(self, message: MessageId) -> list[OutboxInstruction]:
+    def acknowledged(self, message: MessageId) -> list[Answer]:
         """Free the window slot of a message that the receiver has unpacked or no longer waits for."""
-        self._in_flight.discard(message)
-        return self._ask_again() if self._open else []
+        self.in_flight.discard(message)
+        return self._next() if self._open else []
 
-    def end(self) -> list[OutboxInstruction]:
-        """End the run, committed or aborted, and refuse the requests that still wait for it."""
+    def end(self, *, closes: bool = False) -> list[Answer]:
+        """End the run, committed or aborted, and refuse the requests that wait for it; if no run follows, all."""
         self._open = False
-        self._in_flight.clear()
-        waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
-        return [instruction for message in waiting for instruction in self.request(message)]
+        self.run_id = sys.maxsize if closes else self.run_id
+        self.in_flight.clear()
+        return self._requested_again()
 
-    def close(self) -> list[OutboxInstruction]:
-        """Refuse all waiting requests: no run will follow, and they would wait forever."""
-        refused = self.end()
-        waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
-        return refused + [Refuse(message, f"{name_of(self.sender)} has left") for message in waiting]
+    def _requested_again(self) -> list[Answer]:
+        waiting, self._waiting = self._waiting, OrderedDict()
+        return [answer for message in waiting for answer in self.request(message)]
 
-    def _ask_again(self) -> list[OutboxInstruction]:
+    def _next(self) -> list[Answer]:
         """Retry the waiting requests while the window has free slots, those for earlier messages of a flow first."""
-        instructions: list[OutboxInstruction] = []
+        answers: list[Answer] = []
         for message in sorted(self._waiting, key=lambda message: message.sequence):
-            if len(self._in_flight) >= self.window:
+            if len(self.in_flight) >= self.window:
                 break
             del self._waiting[message]
-            instructions.extend(self.request(message))
-        return instructions
+            answers.extend(self.request(message))
+        return answers

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,28 +14,60 @@ from numpy.typing import NDArray
 from dshuffle.coding import add_packets, decode, encode
 from dshuffle.errors import ChecksumMismatch, ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.endpoints import RowSink, RowSource
-from dshuffle.exchange.messages import (
-    MIB,
-    ArrivingRows,
-    Bring,
-    Flow,
-    Items,
-    LeavingRows,
-    RowHolder,
-    flows_of_hops,
-    flows_of_samples,
-    rows_per_message,
-)
+from dshuffle.exchange.mailboxes import MIB, Flow, Items, flows_of_hops, flows_of_samples, rows_per_message
 from dshuffle.kernels import kernel
 from dshuffle.planning import SERVER, STORE, EpochPlan, Packets, ShuffleSpec, WorkerPart, get_delivery
 from dshuffle.planning.delivery.relay import Hops, Pacing, packets_per_batch, route
 from dshuffle.planning.epoch_plan import in_disk_order
-from dshuffle.planning.types import sorted_positions
+from dshuffle.planning.types import Samples, sorted_positions
 from dshuffle.rows import ByteMatrix, Checksums, RowLayout, checksum_rows
 
 ItemsInFlows = tuple[Items, dict[int, Flow]]
 """Items, and the flows that they are in."""
+
+Stop = Callable[[], bool]
+
+RowSource = Callable[[int, int, ByteMatrix, Checksums], None]
+"""Copies items ``first`` to ``last - 1`` of a sender into buffers: rows of a partition, or packets of the server."""
+
+Bring = Callable[..., Awaitable[None]]
+"""Brings samples into slots, unless ``stop`` returns true: those that are not ``done``, which it notes there.
+
+Its arguments are those of :meth:`ArrivingRows.load`. It ``recovers`` rows if a sender was to deliver them, and cannot.
+"""
+
+
+def leaving(pack: Callable[[Samples, ByteMatrix, Checksums], None], sample_ids: Samples) -> RowSource:
+    """The source of some samples that a partition or the server has, which ``pack`` copies into buffers."""
+    return lambda first, last, rows, checksums: pack(sample_ids[first:last], rows, checksums)
+
+
+class ArrivingRows:
+    """The rows that a rank receives in a run."""
+
+    # cache: cache partition that receives the rows.
+    # sample_ids, slots: ``(m,)`` sample and reserved slot of each item.
+
+    intact = True  # rows do not depend on each other
+
+    def __init__(self, cache: CachePartition, sample_ids: Samples, slots: Samples, bring: Bring) -> None:
+        self._cache, self._sample_ids, self._slots, self._bring = cache, sample_ids, slots, bring
+        self._brought: dict[int, NDArray[np.bool_]] = {}  # of loads that have not succeeded yet, by their first item
+
+    @property
+    def n_loading(self) -> int:
+        """Rows that have come so far of those that are being loaded."""
+        return sum(int(np.count_nonzero(done)) for done in self._brought.values())
+
+    def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Verify rows and copy them into their slots."""
+        self._cache.unpack(self._sample_ids[first:last], self._slots[first:last], rows, checksums)
+
+    async def load(self, first: int, last: int, stop: Stop, *, recovers: bool) -> None:
+        """Bring rows into their slots; those that an earlier attempt has brought stay there."""
+        done = self._brought.setdefault(first, np.zeros(last - first, np.bool_))
+        await self._bring(self._sample_ids[first:last], self._slots[first:last], stop, done=done, recovers=recovers)
+        del self._brought[first]
 
 
 def coded_part(plan: Packets, hops: Hops, participant: int, *, at_most: int) -> tuple[ItemsInFlows, ItemsInFlows]:
@@ -60,10 +92,6 @@ class PacketStore:
         self._rows = layout.empty(len(self.packets))
         self._checksums: Checksums = np.empty(len(self.packets), dtype=np.uint32)
 
-    def find(self, packets: Items) -> Items:
-        """Return the position of each packet in this store, or -1 if it is not forwarded."""
-        return sorted_positions(self.packets, packets)
-
     def keep(self, places: Items, rows: ByteMatrix, checksums: Checksums) -> None:
         """Store the packets with a nonnegative position; ignore the others."""
         is_kept = places >= 0
@@ -71,7 +99,7 @@ class PacketStore:
             self._rows[places[is_kept]] = rows if is_kept.all() else rows[is_kept]
             self._checksums[places[is_kept]] = checksums[is_kept]
 
-    def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+    def __call__(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
         """Copy stored packets into buffers."""
         places = self._leaving[first:last]
         np.take(self._rows, places, axis=0, out=rows, mode="clip")
@@ -79,7 +107,7 @@ class PacketStore:
 
 
 class PacketDecoder:
-    """Decoder of the packets that a rank receives in a run: a :class:`~dshuffle.exchange.endpoints.RowSink`."""
+    """Decoder of the packets that a rank receives in a run."""
 
     # cache: cache partition with the rows of the current epoch and free slots.
     # packets: packet of each plan component.
@@ -87,6 +115,8 @@ class PacketDecoder:
     # is_kept: ``(m,)`` whether the sample of each item is kept. Other items only help to decode further rows.
     # slots: reserved slots of the kept items, in the order of the items.
     # relay: store of the packets to forward.
+
+    n_loading = 0  # packets are not loaded
 
     def __init__(
         self,
@@ -100,7 +130,7 @@ class PacketDecoder:
     ) -> None:
         self._cache = cache
         self._relay = relay
-        self._to_relay = relay.find(packets[arriving])
+        self._to_relay = sorted_positions(relay.packets, packets[arriving])  # -1 if it is not forwarded
         self._samples = plan.samples[arriving]
         self._offsets, side_samples = _side_samples(plan.offsets, plan.samples, packets, arriving)
         # A negative slot marks a row that is decoded from other items.
@@ -120,11 +150,7 @@ class PacketDecoder:
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
         """Decode packets, verify the rows, and store the packets to forward."""
         cache = self._cache
-        if rows.shape != (last - first, cache.layout.nbytes) or checksums.shape != (last - first,):
-            raise ExchangeError(
-                f"a message has rows {rows.shape} and checksums {checksums.shape}; "
-                f"{last - first} packets of {cache.layout.nbytes} bytes were expected"
-            )
+        cache.check_shape(last - first, rows, checksums)
         wrong = decode(
             cache.rows,
             cache.checksums,
@@ -142,12 +168,7 @@ class PacketDecoder:
             with self._lock:  # two messages may contain packets of the same row
                 self._add(first, last, rows, checksums)
 
-    @property
-    def n_loading(self) -> int:
-        """Packets are not loaded."""
-        return 0
-
-    async def load(self, first: int, last: int, stop: Callable[[], bool], *, recovers: bool) -> None:
+    async def load(self, first: int, last: int, stop: Stop, *, recovers: bool) -> None:
         """Raise ExchangeError: coded plans do not read from the store."""
         raise ExchangeError("a packet cannot be read from the store")
 
@@ -175,15 +196,12 @@ class PacketDecoder:
         unknown = self._slots < 0
         sorted_items = np.argsort(self._samples, kind="stable")
         items = np.full(len(side_samples), -1, dtype=np.int64)
-        positions = sorted_positions(self._samples[sorted_items], side_samples[unknown])
-        if (lost := positions < 0).any():
-            sample = int(side_samples[unknown][int(np.argmax(lost))])
-            raise ExchangeError(f"sample {sample} is needed for decoding, but is neither held nor incoming")
-        items[unknown] = sorted_items[positions]
-        several = _have_unknown(self._offsets, unknown)
+        # Of a sample that is neither held nor incoming, which a plan does not have, another row is taken: it shows.
+        items[unknown] = sorted_items[sorted_positions(self._samples[sorted_items], side_samples[unknown])]
+        several = np.diff(np.append(0, np.cumsum(unknown))[self._offsets]) > 0
         joint = np.flatnonzero(several & (self._targets >= 0))
         members, member_offsets, held, held_offsets = _expand(joint, self._offsets, self._slots, items)
-        if member_offsets[-1] < 0:
+        if len(joint) and not member_offsets[-1]:
             raise ExchangeError("the plan has packets each of which can be decoded only after another")
         self._joint_slots = self._targets[joint]
         self._joint_samples = self._samples[joint]
@@ -211,39 +229,13 @@ def _mismatch(sample: int) -> ChecksumMismatch:
     )
 
 
-@kernel("(i8[::1], i8[::1], i8[::1], i8[::1])")
-def _side_samples(offsets, samples, packets, arriving):  # type: ignore[no-untyped-def]
+def _side_samples(offsets: Items, samples: Items, packets: Items, arriving: Items) -> tuple[Items, Items]:
     """Return the other samples in the packet of each arriving component, in CSR form."""
-    out_offsets = np.zeros(arriving.size + 1, dtype=np.int64)
-    for i in range(arriving.size):
-        packet = packets[arriving[i]]
-        out_offsets[i + 1] = out_offsets[i] + offsets[packet + 1] - offsets[packet] - 1
-    side_samples = np.empty(out_offsets[-1], dtype=np.int64)
-    for i in range(arriving.size):
-        at, packet = out_offsets[i], packets[arriving[i]]
-        for e in range(offsets[packet], offsets[packet + 1]):
-            if e != arriving[i]:
-                side_samples[at] = samples[e]
-                at += 1
-    return out_offsets, side_samples
-
-
-@kernel("(i8[::1], b1[::1])")
-def _have_unknown(offsets, unknown):  # type: ignore[no-untyped-def]
-    """Whether each item contains a component that is not held."""
-    has_unknown = np.zeros(offsets.size - 1, dtype=np.bool_)
-    for i in range(has_unknown.size):
-        for e in range(offsets[i], offsets[i + 1]):
-            has_unknown[i] |= unknown[e]
-    return has_unknown
-
-
-@kernel()
-def _twice_as_long(values):  # type: ignore[no-untyped-def]
-    longer = np.empty(2 * values.size, dtype=np.int64)
-    for place in range(values.size):
-        longer[place] = values[place]
-    return longer
+    of = packets[arriving]
+    counts = np.diff(offsets)[of]
+    ends = np.cumsum(counts)
+    members = np.arange(ends[-1] if len(ends) else 0) + np.repeat(offsets[of] - ends + counts, counts)
+    return np.append(0, np.cumsum(counts - 1)), samples[members[members != np.repeat(arriving, counts)]]
 
 
 @kernel("(i8[::1], i8[::1], i8[::1], i8[::1])")
@@ -252,57 +244,26 @@ def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
     # A row that appears twice cancels out, so duplicates need no handling.
     member_offsets = np.zeros(joint.size + 1, dtype=np.int64)
     held_offsets = np.zeros(joint.size + 1, dtype=np.int64)
-    members = np.empty(max(2 * joint.size, 64), dtype=np.int64)
-    held = np.empty(members.size, dtype=np.int64)
-    n_members, n_held = 0, 0
+    members, held = [np.int64(0) for _ in range(0)], [np.int64(0) for _ in range(0)]
     for j in range(joint.size):
-        if n_members == members.size:
-            members = _twice_as_long(members)
-        members[n_members] = joint[j]
-        n_members += 1
-        at = n_members - 1
-        while at < n_members:  # breadth-first search
+        at = len(members)
+        members.append(joint[j])
+        while at < len(members):  # breadth-first search
             item = members[at]
             at += 1
             for e in range(offsets[item], offsets[item + 1]):
                 if slots[e] >= 0:
-                    if n_held == held.size:
-                        held = _twice_as_long(held)
-                    held[n_held] = slots[e]
-                    n_held += 1
+                    held.append(slots[e])
                 else:
-                    if n_members == members.size:
-                        members = _twice_as_long(members)
-                    members[n_members] = items[e]
-                    n_members += 1
+                    members.append(items[e])
             if at - member_offsets[j] > 16 * offsets.size:  # far more members than items: a circular dependency
-                member_offsets[-1] = -1
-                return members[:0], member_offsets, held[:0], held_offsets
-        member_offsets[j + 1], held_offsets[j + 1] = n_members, n_held
-    return members[:n_members], member_offsets, held[:n_held], held_offsets
+                return np.array(members), 0 * member_offsets, np.array(held), held_offsets
+        member_offsets[j + 1], held_offsets[j + 1] = len(members), len(held)
+    return np.array(members), member_offsets, np.array(held), held_offsets
 
 
-class MessageLimits(Protocol):
-    """Limits of the messages of a session."""
-
-    @property
-    def message_bytes(self) -> int:
-        """Size of a full message."""
-
-    @property
-    def window_bytes(self) -> int:
-        """Bytes that a participant has under way at most."""
-
-    @property
-    def window(self) -> int:
-        """Full messages that fit into ``window_bytes``."""
-
-
-class ServerHolder(RowHolder, Protocol):
-    """What the server has: every row, and packets that combine them."""
-
-    def encoded(self, plan: Packets, leaving: Items) -> RowSource:
-        """Make a source whose items are these packets of a plan."""
+RowSink = ArrivingRows | PacketDecoder
+"""Where a receiver's items go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,11 +274,10 @@ class Flows:
     # coded plan, the items sent are packets and the items received are components.
     sends: dict[int, ItemsInFlows]
     receives: dict[int, ItemsInFlows]
-    # at_most, requests, answers: Maximum number of items in a message, of messages that a participant requests at once,
-    # and of messages that it answers at once. (A server that sends packets answers fewer.)
-    at_most: int
-    requests: int
-    answers: int
+    requests: int  # Number of messages that a participant requests at once.
+    answers: int  # Number of messages that a participant sends at once.
+    # The same of the server, and how many of them may go to one destination; None if it is like the others.
+    of_server: tuple[int, int | None] | None = None
     acknowledged: bool = True  # Whether receivers acknowledge the messages of this process.
 
 
@@ -336,14 +296,14 @@ class Transport:
     # session, and what a lost worker had, is read from the store as single rows, whatever the delivery.
 
     encodes: ClassVar[bool] = False  # Whether packets are encoded and decoded, which is measured.
-    readable: ClassVar[bool] = True  # Whether an item that does not arrive can be read from the store.
     kernels: ClassVar[tuple[str, ...]] = ("rows", "exchange.cache_partition")  # Modules whose kernels it calls.
 
     spec: ShuffleSpec
     parts: Mapping[int, WorkerPart]  # Participant of this process -> its part.
     epoch_plan: EpochPlan | None  # The plan of the whole epoch; None if this worker has planned its own part alone.
     layout: RowLayout
-    limits: MessageLimits
+    message_bytes: int  # Size of a full message, and bytes that a participant has under way at most.
+    window_bytes: int
     flows: Flows | None = None  # What this process sends and receives; None until items are cut into messages.
 
     def routed(self) -> Transport:
@@ -355,14 +315,6 @@ class Transport:
         """The flows, once items have been cut into messages."""
         assert self.flows is not None
         return self.flows
-
-    def answered_by(self, participant: int) -> int:
-        """Number of messages that a participant sends at once."""
-        return self.messages.answers
-
-    def answered_to_one_by(self, participant: int) -> int | None:
-        """Number of messages to one destination that a participant sends at once; None for no limit of its own."""
-        return None
 
     def for_disk(self, n_free: int) -> Transport:
         """The same exchange with rows in the order in which disks read them (:mod:`dshuffle.planning.epoch_plan`)."""
@@ -382,55 +334,49 @@ class Transport:
         }
         return dataclasses.replace(self, parts={**self.parts, **parts})
 
-    def with_messages(self, rate: float | None) -> Transport:
-        """The same exchange with its rows cut into messages."""
-        parts, limits, nbytes = self.parts, self.limits, self.layout.nbytes
-        pacing = Pacing.of(rate, message_bytes=limits.message_bytes, window_bytes=limits.window_bytes)
-        served = any(SERVER in part.receives for part in parts.values()) or (
-            SERVER in parts and bool(parts[SERVER].sends)
-        )
+    def with_messages(self, rate: float | None, cache: CachePartition | None = None) -> Transport:
+        """The same exchange with its rows cut into messages, for the partition of a worker that trains."""
+        if self.flows is not None:
+            return self
+        if cache is not None and cache.file is not None:
+            return self.for_disk(len(cache.free)).with_messages(rate)
+        parts, nbytes = self.parts, self.layout.nbytes
+        served = any(SERVER in part.receives or (of == SERVER and part.sends) for of, part in parts.items())
         if served:  # one long message for each worker in turn, so that all move through the dataset together
-            pacing = Pacing(limits.message_bytes, limits.window_bytes)
+            pacing = Pacing(self.message_bytes, self.window_bytes)
+        else:
+            pacing = Pacing.of(rate, message_bytes=self.message_bytes, window_bytes=self.window_bytes)
         at_most = rows_per_message(nbytes, pacing.message_nbytes)
-        sends = {participant: flows_of_samples(part.sends, at_most=at_most) for participant, part in parts.items()}
-        receives = {
-            participant: flows_of_samples(part.receives, at_most=at_most) for participant, part in parts.items()
-        }
-        leaving = _longest(sends) * nbytes
-        answers = max(1, limits.window_bytes // max(1, leaving))
-        requests = pacing.asked(_longest(receives) * nbytes)
+        sends = {of: flows_of_samples(part.sends, at_most=at_most) for of, part in parts.items()}
+        receives = {of: flows_of_samples(part.receives, at_most=at_most) for of, part in parts.items()}
+        longest_sent, longest_received = (
+            nbytes * max([1, *(flow.longest for _, flows in lists.values() for flow in flows.values())])
+            for lists in (sends, receives)
+        )
         # Nothing but the requests limits what unacknowledged messages take, so all of them together must fit the
         # window.
         total = sum(len(items) for items, _ in sends.values()) * nbytes
-        acknowledged = served or leaving > UNACKNOWLEDGED_BYTES or total > limits.window_bytes
-        return dataclasses.replace(self, flows=Flows(sends, receives, at_most, requests, answers, acknowledged))
+        flows = Flows(
+            sends,
+            receives,
+            requests=pacing.asked(longest_received),
+            answers=max(1, self.window_bytes // max(1, longest_sent)),
+            acknowledged=served or longest_sent > UNACKNOWLEDGED_BYTES or total > self.window_bytes,
+        )
+        return dataclasses.replace(self, flows=flows)
 
-    def source(self, rank: int, cache: CachePartition) -> RowSource:
-        """Rows of the cache."""
-        return LeavingRows(cache, self.messages.sends[rank][0])
+    def source(self, participant: int, holder: Any) -> RowSource:
+        """What a participant sends: rows of its partition, or of the server."""
+        return leaving(holder.pack, self.messages.sends[participant][0])
 
-    def served(self, server: ServerHolder) -> RowSource:
-        """Rows of the dataset."""
-        return LeavingRows(server, self.messages.sends[SERVER][0])
-
-    def sink(
-        self,
-        rank: int,
-        cache: CachePartition,
-        source: RowSource,
-        bring: Bring,
-    ) -> RowSink:
+    def sink(self, rank: int, cache: CachePartition, source: RowSource, bring: Bring) -> RowSink:
         """Rows that go to free slots of the cache."""
         arriving, part = self.messages.receives[rank][0], self.parts[rank]
         # A disk reads rows faster in the order of their slots. Rows from the store keep its order instead: they are
         # written through the memory map, and pages beside each other share faults.
-        sorts = cache.on_disk and STORE not in part.receives
+        sorts = cache.file is not None and STORE not in part.receives
         positions = part.positions_of(arriving) if sorts else None
         return ArrivingRows(cache, arriving, cache.reserve(arriving, positions), bring)
-
-
-def _longest(lists: Mapping[int, ItemsInFlows]) -> int:
-    return max([1, *(flow.longest for _, flows in lists.values() for flow in flows.values())])
 
 
 @dataclass(frozen=True)
@@ -438,7 +384,6 @@ class PacketTransport(Transport):
     """Packets. Their messages follow from the plan alone."""
 
     encodes: ClassVar[bool] = True
-    readable: ClassVar[bool] = False
     kernels: ClassVar[tuple[str, ...]] = (
         *Transport.kernels,
         "coding",
@@ -450,74 +395,44 @@ class PacketTransport(Transport):
 
     def routed(self) -> Transport:
         """Route the packets, and cut their hops into messages. Without packets of several rows, rows travel alone."""
-        packets, limits, n_workers, nbytes = self._packets, self.limits, self.spec.n_workers, self.layout.nbytes
+        assert self.epoch_plan is not None
+        packets, n_workers, nbytes = self.epoch_plan.packets, self.spec.n_workers, self.layout.nbytes
+        limits = {"message_bytes": self.message_bytes, "window_bytes": self.window_bytes}
         if not packets.coded:
-            return Transport(self.spec, self.parts, self.epoch_plan, self.layout, limits)
-        fitting = rows_per_message(nbytes, limits.window_bytes)
-        at_most = packets_per_batch(
-            packets.n_packets,
-            n_workers,
-            nbytes,
-            message_bytes=limits.message_bytes,
-            window_bytes=limits.window_bytes,
-        )
+            return Transport(self.spec, self.parts, self.epoch_plan, self.layout, self.message_bytes, self.window_bytes)
+        window, fitting = self.window_bytes // self.message_bytes, rows_per_message(nbytes, self.window_bytes)
+        at_most = packets_per_batch(packets.n_packets, n_workers, nbytes, **limits)
         # At any time at least one message is requested from every other participant (see Inbox), or a few if they fit
         # the window.
         requests = max(n_workers, min(fitting // at_most, 3 * n_workers))
-        answers = max(limits.window, min(requests, 2 * n_workers))  # a relay answers two per worker
-        hops = route(self.spec.choices.relay, packets, n_workers, at_most)
+        answers = max(window, min(requests, 2 * n_workers))  # a relay answers two per worker
+        # A server answers only a few requests at a time. If it answered all at once, workers with fast connections
+        # would be done early, and the packets that the others relay would be late. If workers pass on packets while
+        # others come, each gets an equal part of the window, so that they have something to pass on at about the same
+        # time. With other relays this would only add pauses.
+        relay = self.spec.choices.relay
+        of_server = window, max(1, window // n_workers) if relay == "pipelined" else None
+        hops = route(relay, packets, n_workers, at_most)
         parts = {rank: coded_part(packets, hops, rank, at_most=at_most) for rank in self.parts}
         sends = {rank: sent for rank, (sent, _) in parts.items()}
         receives = {rank: received for rank, (_, received) in parts.items()}
-        flows = Flows(sends, receives, at_most, requests, answers)
-        return dataclasses.replace(self, flows=flows, hops=hops)
+        return dataclasses.replace(self, flows=Flows(sends, receives, requests, answers, of_server), hops=hops)
 
-    @property
-    def _packets(self) -> Packets:
+    def source(self, participant: int, holder: Any) -> RowSource:
+        """Packets that a rank passes on, or that the server encodes."""
         assert self.epoch_plan is not None
-        return self.epoch_plan.packets
+        items = self.messages.sends[participant][0]
+        if participant != SERVER:
+            return PacketStore(self.layout, items)
+        encoded: RowSource = holder.encoded(self.epoch_plan.packets, items)
+        return encoded
 
-    def for_disk(self, n_free: int) -> Transport:
-        """The same exchange."""
-        return self
-
-    def with_messages(self, rate: float | None) -> Transport:
-        """The same exchange."""
-        return self
-
-    def answered_by(self, participant: int) -> int:
-        """Number of messages that a participant sends at once."""
-        # A server answers only a few requests at a time. If it answered all at once, workers with fast connections
-        # would be done early, and the packets that the others relay would be late.
-        return self.limits.window if participant == SERVER else self.messages.answers
-
-    def answered_to_one_by(self, participant: int) -> int | None:
-        """An equal part of the server's window, if workers pass on packets while others come."""
-        # They then have something to pass on at about the same time. With other relays it would only add pauses.
-        if participant != SERVER or self.spec.choices.relay != "pipelined":
-            return None
-        return max(1, self.limits.window // self.spec.n_workers)
-
-    def source(self, rank: int, cache: CachePartition) -> RowSource:
-        """Packets that the rank passes on."""
-        return PacketStore(cache.layout, self.messages.sends[rank][0])
-
-    def served(self, server: ServerHolder) -> RowSource:
-        """Packets that the server encodes."""
-        return server.encoded(self._packets, self.messages.sends[SERVER][0])
-
-    def sink(
-        self,
-        rank: int,
-        cache: CachePartition,
-        source: RowSource,
-        bring: Bring,
-    ) -> RowSink:
+    def sink(self, rank: int, cache: CachePartition, source: RowSource, bring: Bring) -> RowSink:
         """Packets that are decoded into free slots of the cache, and passed on."""
         assert isinstance(source, PacketStore)
         assert self.epoch_plan is not None
         assert self.hops is not None
-        arriving, packets = self.messages.receives[rank][0], self._packets
+        arriving, packets = self.messages.receives[rank][0], self.epoch_plan.packets
         samples = packets.samples[arriving]
         is_kept = self.epoch_plan.ranks[samples] == rank
         return PacketDecoder(

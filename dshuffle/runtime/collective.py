@@ -11,9 +11,9 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from distributed import Worker, get_worker, secede
@@ -21,13 +21,12 @@ from distributed.utils import sync
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed
-from dshuffle.exchange.comms import end_collective, request_mean
+from dshuffle.exchange.comms import request
 from dshuffle.runtime.messages import unless, unwrap
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.session_spec import PLUGIN
 
 Array = NDArray[Any]
-T = TypeVar("T")
 
 OFFLOAD_BYTES = 2**20
 """Arrays with more bytes than this in total over all ranks are averaged in a thread, to keep the event loop free."""
@@ -176,7 +175,7 @@ class Group:
 
     async def _request_mean(self, worker: Worker, **message: Any) -> NDArray[Any]:
         try:
-            reply = await self._ask_rank_0(worker, request_mean, **message)
+            reply = await self._ask_rank_0(worker, "mean", **message)
         except OSError as error:
             raise PeerFailed(f"rank 0 cannot be reached at {self.address}: {error}") from error
         mean: NDArray[Any] = unwrap(reply, self.address)["mean"]
@@ -184,9 +183,9 @@ class Group:
 
     async def _end_collective(self, worker: Worker, reason: str) -> None:
         with contextlib.suppress(OSError, ClusterError):  # rank 0 or its session is gone, so nobody waits there
-            await self._ask_rank_0(worker, end_collective, reason=reason)
+            await self._ask_rank_0(worker, "end_collective", reason=reason)
 
-    async def _ask_rank_0(self, worker: Worker, ask: Callable[..., Coroutine[Any, Any, T]], **message: Any) -> T:
+    async def _ask_rank_0(self, worker: Worker, operation: str, **message: Any) -> Any:
         # Dask tries for half a minute to connect to a worker that is gone. The session knows earlier that it is.
         session_id, number, address = self._collective.session_id, self._collective.number, self.address
         error = PeerFailed(f"rank 0 has left {address}, or the session has been closed")
@@ -194,7 +193,7 @@ class Group:
         session = None if plugin is None else plugin.sessions.get(session_id)
         if session is None:
             raise error
-        call = ask(worker, address, session_id=session_id, number=number, **message)
+        call = request(worker, address, operation, session_id=session_id, number=number, **message)
         return await unless(session.addresses.until_left(0, address), call, error)
 
 

@@ -8,7 +8,7 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -413,12 +413,11 @@ class EpochLock:
     ``seed`` is that of the shuffle, for digests. Commits wait on ``loop``; tasks run in other threads.
     """
 
-    def __init__(self, rank: int, seed: int, loop: asyncio.AbstractEventLoop, file: RowFile | None = None) -> None:
+    def __init__(self, rank: int, seed: int, loop: asyncio.AbstractEventLoop) -> None:
         self.readers = 0
         self._rank = rank
         self._seed = seed
         self._loop = loop
-        self._file = file
         self._view: View | None = None
         self._lock = threading.Lock()
         self._no_readers = asyncio.Event()
@@ -438,15 +437,12 @@ class EpochLock:
                 )
             note = functools.partial(self._note_trained, view)
             partition = view.make(note=note, note_waiting=self._note_waiting)
-            in_use = nullcontext() if self._file is None else self._file.in_use()
-            in_use.__enter__()
             self.readers += 1
         started = time.perf_counter()
         try:
             yield partition
         finally:
             partition.close()
-            in_use.__exit__(None, None, None)
             with self._lock:
                 self._training_seconds += time.perf_counter() - started
                 self.readers -= 1
@@ -469,7 +465,7 @@ class EpochLock:
     def close(self) -> None:
         """Let go of the rows. Tasks that run keep them until they end, and no other task gets them."""
         with self._lock:
-            self._view = self._file = None
+            self._view = None
 
     def trained(self, epoch: int) -> SampleDigest:
         """Digest of the samples of the current epoch, or of the one before, that tasks have said to be trained on."""

@@ -136,9 +136,6 @@ OWN_FILES = 64
 MOST_OUTGOING = 512
 """Connections that a worker opens to others at a time. Dask's pool of connections has this limit."""
 
-MOST_IDLE = 256
-"""Connections without a request that a worker keeps from one exchange to the next."""
-
 
 def files_needed(connections: int) -> int:
     """Open files of a worker that exchanges messages with some others.

@@ -39,7 +39,7 @@ from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, DatasetReference, SessionOptions, SessionRequest
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker.sessions import MOST_HEARD
+from dshuffle.runtime.worker.worker_plugin import MOST_HEARD
 
 ROWS = 244_141
 """Rows of a member."""

@@ -139,7 +139,7 @@ class World:
             expected, expected_sums = rows.copy(), checksums.copy()
             first, last = self.parts[sender].outgoing[to].message(sequence)
             rows[:], checksums[:] = 0, 0
-            self.ranks[sender].store.pack(first, last, rows, checksums)
+            self.ranks[sender].store(first, last, rows, checksums)
             right = packets != self.damaged
             np.testing.assert_array_equal(rows[right], expected[right])
             np.testing.assert_array_equal(checksums[right], expected_sums[right])
@@ -186,7 +186,7 @@ class World:
             present = cache.index.find(peer.held)  # what training reads meanwhile
             np.testing.assert_array_equal(cache.rows[present], truth.rows[peer.held])
             np.testing.assert_array_equal(cache.checksums[present], truth.checksums[peer.held])
-            spare = np.setdiff1d(np.arange(cache.n_slots), [*peer.slots, *present])
+            spare = np.setdiff1d(np.arange(len(cache.rows)), [*peer.slots, *present])
             assert (cache.rows[spare] == 0xA5).all()
             cache.commit(cache.prepare(own))
             np.testing.assert_array_equal(cache.rows[cache.index.find(own)], truth.rows[own])

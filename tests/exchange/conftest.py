@@ -16,10 +16,9 @@ import pytest
 
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import BufferPool, Reply, RowsReply, from_fields, to_fields
-from dshuffle.exchange.endpoints import Receiver, Sender
-from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.mailboxes import Inbox, Outbox
-from dshuffle.exchange.messages import ArrivingRows, Flow, LeavingRows, MessageId, flows_of_samples
+from dshuffle.exchange.endpoints import JobQueue, Receiver, Sender
+from dshuffle.exchange.mailboxes import Flow, Inbox, MessageId, Outbox, flows_of_samples
+from dshuffle.exchange.transports import ArrivingRows, leaving
 from dshuffle.planning import name_of
 from dshuffle.rows import RowLayout, checksum_rows
 
@@ -65,8 +64,6 @@ class Participant:
             self.inbox,
             self,
             cluster.jobs,
-            store=STORE,
-            report=lambda run_id, reason, again: cluster.report(who, run_id, reason),
             timeout=timeout,
             open_gate=lambda run_id, gate: self.sender.open_gate(run_id, gate),
         )
@@ -76,24 +73,16 @@ class Participant:
         slots = self.arriving[1] if self.cluster.resumed else self.cache.reserve(samples)
         self.arriving = samples, slots, flows
         sink = ArrivingRows(self.cache, samples, slots, self.bring)
-        rate = self.cluster.read_rate
         self.receiver.begin(
             run_id,
             flows,
             given(sink),
+            lambda reason, again: self.cluster.report(self.who, run_id, reason),
             resumed=self.cluster.resumed,
-            seconds_to_read=(lambda rows: rows / rate) if rate else None,
         )
 
     async def bring(
-        self,
-        sample_ids: np.ndarray,
-        slots: np.ndarray,
-        stop: Callable[[], bool],
-        *,
-        done: np.ndarray,
-        progress: Callable[[int], None],
-        recovers: bool,
+        self, sample_ids: np.ndarray, slots: np.ndarray, stop: Callable[[], bool], *, done: np.ndarray, recovers: bool
     ) -> None:
         """Read the store, a few rows at a time; what an earlier attempt has read is not read again."""
         for first in range(0, len(sample_ids), self.cluster.store_rows):
@@ -102,7 +91,6 @@ class Participant:
             if len(part):
                 await self.cluster.jobs.run(self.cluster.read_store, self, sample_ids[part], slots[part])
                 done[part] = True
-                progress(len(part))
 
     def is_local(self, participant: int) -> bool:
         places = {SERVER: self.cluster.server_at}
@@ -155,7 +143,6 @@ class Cluster:
         self.acknowledged: Counter[MessageId] = Counter()
         self.reads = 0
         self.resumed = False
-        self.read_rate = 0.0
         self.carry: Carry = self.wire
         self.plan(np.array([self.rng.randrange(n_ranks) for _ in range(n_samples)]), (STORE,))
         self.first_senders = senders
@@ -218,7 +205,7 @@ class Cluster:
     def begin_on(self, who: int) -> None:
         participant = self.participants[who]
         samples, outgoing = flows_of_samples(self.sends[who], at_most=self.message_rows)
-        participant.sender.begin(self.run_id, outgoing, given(LeavingRows(participant.holder, samples)))
+        participant.sender.begin(self.run_id, outgoing, given(leaving(participant.holder.pack, samples)))
         if who != SERVER:
             participant.begin(
                 self.run_id, {who_else: sends[who] for who_else, sends in self.sends.items() if who in sends}
@@ -245,7 +232,7 @@ class Cluster:
         for participant in self.participants.values():
             participant.sender.end()
         for rank, peer in self.ranks.items():
-            peer.receiver.commit(self.run_id)
+            peer.receiver.commit()
             peer.cache.commit(peer.cache.prepare(self.next_held[rank]))
             peer.held = self.next_held[rank]
         self.check()
@@ -273,7 +260,7 @@ class Cluster:
             for sender, flows in self.sends.items()
             if sender != STORE
             for rank, sample_ids in flows.items()
-            for sequence in range(Flow.evenly(0, len(sample_ids), at_most=self.message_rows).n_messages)
+            for sequence in range(-(-len(sample_ids) // self.message_rows))
         }
 
     def play(self, scenario: Callable[[], Awaitable[Any]]) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
+from dshuffle.errors import ChecksumMismatch, ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.rows import RowLayout, checksum_rows
 
@@ -70,7 +68,7 @@ def test_many_epochs_against_a_set(nbytes: int, seed: int, n_epochs: int) -> Non
             slots = cache.reserve(incoming)
             assert len(set(slots.tolist())) == len(incoming)
             assert not set(slots.tolist()) & set(cache.index.slots.tolist()), "a slot of the present epoch"
-            assert all(0 <= slot < cache.n_slots for slot in slots)
+            assert all(0 <= slot < len(cache.rows) for slot in slots)
             n_read = int(rng.integers(0, len(incoming) + 1))  # some from the store, the others from peers
             if aborted:
                 n_read, incoming, slots = 0, incoming[::2], slots[::2]
@@ -89,18 +87,6 @@ def test_many_epochs_against_a_set(nbytes: int, seed: int, n_epochs: int) -> Non
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("budget", [0, 2**30, 2**50])
-def test_a_partition_beyond_its_budget_is_refused_before_anything_is_allocated(budget: int) -> None:
-    layout = layout_of(2**20)
-    tracemalloc.start()
-    try:
-        with pytest.raises(CacheBudgetError, match=rf"1048576 bytes each, needs \d+ bytes; .* allows {budget}"):
-            CachePartition(layout, capacity=2**30, incoming=1, budget=budget)
-        assert tracemalloc.get_traced_memory()[1] < 2**20
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_reservation_that_does_not_fit_changes_nothing() -> None:
@@ -125,7 +111,7 @@ def test_a_sample_that_is_not_held_is_named(wanted: list[int]) -> None:
 def test_a_commit_cannot_keep_what_is_not_here(kept: list[int]) -> None:
     cache, truth = loaded()
     bad = next(sample for sample in kept if sample != 1)
-    with pytest.raises(ExchangeError, match=f"sample {bad} must be kept"):
+    with pytest.raises(ExchangeError, match=f"sample {bad} is not in this cache partition"):
         cache.prepare(np.array(kept))
     check(cache, truth, set(range(6)), np.random.default_rng(0))
 

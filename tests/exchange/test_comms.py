@@ -29,10 +29,9 @@ from dshuffle.exchange.comms import (
     from_fields,
     host,
     may_share,
-    rows_from_fields,
     to_fields,
 )
-from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.mailboxes import MessageId
 
 
 class FakeWorker:
@@ -110,9 +109,11 @@ def fetched(worker: SharingWorker, *, shares_memory: bool = True) -> list[int]:
 @pytest.fixture
 def buffer() -> Buffer:
     """A message in shared memory, all 7."""
-    [buffer] = SharedMemory(buffer_nbytes(2, 8)).cut(2, 8)
-    buffer[0][:] = 7
-    return Buffer(*buffer)
+    memory = SharedMemory(buffer_nbytes(2, 8))
+    memory.cut(2, 8)
+    [buffer] = memory.idle
+    buffer.rows[:] = 7
+    return buffer
 
 
 def test_messages_of_this_host_are_mapped(buffer: Buffer) -> None:
@@ -157,13 +158,12 @@ def test_short_replies_travel_as_bytes(n_rows: int, row_nbytes: int) -> None:
     np.testing.assert_array_equal(reply.rows, rows)
     np.testing.assert_array_equal(reply.checksums, checksums)
     assert reply.acknowledge is False
-    assert (reply.place, reply.present) == (None, None)
+    assert reply.place is None
     assert reply.rows.ctypes.data % 8 == 0
     assert reply.rows.flags.writeable
 
 
 ROWS, SUMS = np.zeros((2, 8), np.uint8), np.zeros(2, np.uint32)
-PRESENT = np.array([True, False])
 PLACE = Place(1, 2, 3, 4, 0, 64, 2, 8)
 PACKED = bytes(24)
 
@@ -174,7 +174,6 @@ PACKED = bytes(24)
         (RowsReply(ROWS, SUMS, acknowledge=True), {"acknowledge": True, "packed": PACKED, "shape": (2, 8)}),
         (RowsReply(ROWS, SUMS, acknowledge=False, place=PLACE), {"acknowledge": False, "place": tuple(PLACE)}),
         (RowsReply(ROWS, SUMS), {"packed": PACKED, "shape": (2, 8)}),
-        (RowsReply(ROWS, SUMS, present=PRESENT), {"rows": ROWS, "checksums": SUMS, "found": PRESENT}),
         (RowsReply(ROWS[:0], SUMS[:0], True), {"acknowledge": True, "rows": ROWS[:0], "checksums": SUMS[:0]}),
         (RowsReply(ROWS, SUMS, link_seconds=0.5), {"packed": PACKED, "shape": (2, 8), "link_seconds": 0.5}),
     ],
@@ -182,7 +181,7 @@ PACKED = bytes(24)
 def test_the_fields_of_rows_are_those_of_protocol_25(reply: RowsReply, fields: dict[str, Any]) -> None:
     """A worker with an earlier release of the same protocol reads these names."""
     written = {name: getattr(value, "data", value) for name, value in to_fields(reply).items()}
-    assert written.keys() == {"status", *fields}
+    assert written.keys() == {"status", "acknowledge", "link_seconds", *fields}
     for name, value in fields.items():
         np.testing.assert_array_equal(written[name], value)
 
@@ -195,21 +194,20 @@ def test_replies_without_rows(reply: Reply) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"packed": b"short"}, "a message has rows of shape"),
-        ({"shape": (-1, -8)}, "a message has rows of shape"),
-        ({"shape": (-1, -8), "packed": bytes(8)}, "a message has rows of shape"),
+        ({"packed": b"short"}, "cannot be read: offset must be non-negative"),
+        ({"shape": (3, 8)}, "cannot be read: buffer is smaller than requested size"),
         ({"packed": 7}, "rank 1 sent a reply that cannot be read: Expected `bytes | null`, got `int`"),
         ({"shape": (5,)}, "cannot be read: Expected `array` of length 2, got 1"),
         ({"shape": None}, "cannot be read: Expected `array`, got `null`"),
         ({"acknowledge": "yes"}, "cannot be read: Expected `bool | null`, got `str`"),
         ({"place": PLACE[:3]}, "cannot be read: Expected `array` of length 8, got 3"),
-        ({"packed": None}, "a message has no rows"),
+        ({"packed": None}, "its rows or checksums are missing"),
     ],
     ids=str,
 )
 def test_malformed_short_replies(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ExchangeError, match=re.escape(words)):
-        rows_from_fields(to_fields(RowsReply(ROWS, SUMS)) | changes, "rank 1")
+        from_fields(to_fields(RowsReply(ROWS, SUMS)) | changes, "rank 1")
 
 
 def test_with_the_next_request_to_the_same_sender() -> None:

@@ -69,9 +69,7 @@ def test_a_damaged_packet_is_named_at_once_and_the_right_one_taken_afterwards(
 
 @at_most(60)
 @given(
-    seed=st.integers(0, 2**32),
-    delivery=st.sampled_from(["clique", "leftover"]),
-    relay=st.sampled_from(sorted(RELAYS)),
+    seed=st.integers(0, 2**32), delivery=st.sampled_from(["clique", "leftover"]), relay=st.sampled_from(sorted(RELAYS))
 )
 def test_a_damaged_packet_of_several_for_a_row_is_found_with_the_last_of_them(
     seed: int, delivery: str, relay: str
@@ -107,14 +105,6 @@ def test_a_row_of_several_packets_that_came_out_wrong_never_counts_as_right(last
         np.testing.assert_array_equal(rank.cache.rows[rank.slots], world.truth.rows[[0]])
 
 
-@pytest.mark.parametrize(
-    ("n_rows", "nbytes", "n_checksums"), [(0, 21, 0), (2, 21, 2), (1, 21, 2), (1, 20, 1), (1, 24, 1), (1, 0, 1)]
-)
-def test_a_message_of_another_shape_is_refused(n_rows: int, nbytes: int, n_checksums: int) -> None:
-    world = pair()
-    rows, checksums = np.zeros((n_rows, nbytes), np.uint8), np.zeros(n_checksums, np.uint32)
-    words = rf"rows \({n_rows}, {nbytes}\) and checksums \({n_checksums},\); 1 packets of 21 bytes were expected"
-    with pytest.raises(ExchangeError, match=words):
-        world.ranks[0].decoder.unpack(0, 1, rows, checksums)
-    world.finish()
-    world.check()
+def test_a_message_of_another_shape_is_refused() -> None:
+    with pytest.raises(ExchangeError, match=r"rows \(2, 21\) and checksums \(1,\); 1 rows of 21 bytes were expected"):
+        pair().ranks[0].decoder.unpack(0, 1, np.zeros((2, 21), np.uint8), np.zeros(1, np.uint32))

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import random
 import sys
-import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -15,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dshuffle.exchange.messages import ArrivingRows, MessageId
+from dshuffle.exchange.mailboxes import MessageId
+from dshuffle.exchange.transports import ArrivingRows
 
 SERVER, STORE = -1, -2
 
@@ -57,29 +57,6 @@ def test_after_an_abort_nothing_is_written_and_the_next_run_is_right(new_cluster
                 np.testing.assert_array_equal(peer.cache.checksums, checksums)
         assert await cluster.exchange(run_id + 1) == dict.fromkeys(cluster.ranks)
         cluster.commit()
-
-    cluster.play(scenario)
-
-
-def test_an_abort_waits_for_the_thread_that_writes(new_cluster: Any) -> None:
-    cluster = new_cluster(senders=(STORE,))
-    read_store = cluster.read_store
-    started, release = threading.Event(), threading.Event()
-
-    def read(reader: Any, sample_ids: np.ndarray, slots: np.ndarray) -> None:
-        started.set()
-        release.wait()
-        read_store(reader, sample_ids, slots)
-
-    async def scenario() -> None:
-        cluster.read_store = read
-        await cluster.begin(2)
-        await asyncio.to_thread(started.wait)
-        abort = asyncio.ensure_future(cluster.abort())
-        await asyncio.sleep(0.05)
-        assert not abort.done()
-        release.set()
-        await abort
 
     cluster.play(scenario)
 

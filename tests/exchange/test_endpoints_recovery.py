@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Any
 
-import pytest
-
-from dshuffle.exchange import endpoints as receiver
-from dshuffle.exchange import mailboxes as slow_senders
-from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.mailboxes import MessageId
 
 from .test_endpoints import PEERS, Fields, corrupted
 
@@ -35,31 +30,6 @@ def test_what_peers_cannot_deliver_is_read_from_the_store(new_cluster: Any) -> N
         rows = [flows[message.destination][message.sender].message(message.sequence) for message in bad]
         recovered = sum(peer.receiver.meter.recovered_rows for peer in cluster.ranks.values())
         assert recovered == sum(last - first for first, last in rows)
-        cluster.commit()
-
-    cluster.play(scenario)
-
-
-def test_the_rows_of_a_slow_sender_are_read_from_the_store(new_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sender answers late, and one of its answers is being unpacked when it is given up."""
-    monkeypatch.setattr(slow_senders, "PATIENCE", 0.05)
-    monkeypatch.setattr(receiver, "LOOK_EVERY", 0.01)
-    cluster = new_cluster(senders=(0, 1, 2, 3), n_ranks=4, n_samples=200, window=8)
-    late = Counter[int]()
-
-    async def carry(message: MessageId) -> Fields:
-        if message.sender == 0:
-            late[message.destination] += 1
-            await asyncio.sleep(0.01 if late[message.destination] == 1 else 60)
-        return await cluster.wire(message)
-
-    async def scenario() -> None:
-        cluster.carry, cluster.read_rate = carry, 1e6
-        await cluster.exchange(2)
-        from_slow = sum(len(rows) for to, rows in cluster.sends[0].items() if to != 0)
-        recovered = sum(peer.receiver.meter.recovered_rows for peer in cluster.ranks.values())
-        assert from_slow > recovered > from_slow / 2
-        assert all(not peer.receiver._requests for peer in cluster.ranks.values())
         cluster.commit()
 
     cluster.play(scenario)

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from dshuffle.errors import ExchangeError
-from dshuffle.exchange.jobs import TOGETHER_NBYTES, JobQueue
+from dshuffle.exchange.endpoints import TOGETHER_NBYTES, JobQueue
 
 
 def play(scenario, n_threads=2):
@@ -37,7 +37,7 @@ def test_short_jobs_share_a_thread_and_long_ones_do_not():
     async def scenario(jobs):
         handed = []
         submit = jobs._executor.submit
-        jobs._executor.submit = lambda work, loop, group: (handed.append(len(group)), submit(work, loop, group))
+        jobs._executor.submit = lambda work, group: (handed.append(len(group)), submit(work, group))
         await asyncio.gather(*(jobs.run(int, nbytes=TOGETHER_NBYTES // 10) for _ in range(20)))
         short, handed[:] = list(handed), []
         await asyncio.gather(*(jobs.run(int) for _ in range(5)))

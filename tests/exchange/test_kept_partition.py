@@ -16,15 +16,9 @@ import pytest
 
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition, RowFile
-from dshuffle.exchange.kept_partition import (
-    KeptFolder,
-    KeptLabel,
-    KeptPartition,
-    PartitionFolder,
-    remove_unused,
-)
+from dshuffle.exchange.kept_partition import KeptFolder, KeptLabel, KeptPartition, PartitionFolder, remove_unused
 from dshuffle.planning import WorkerHistory
-from dshuffle.rows import RowLayout
+from dshuffle.rows import RowLayout, checksum_rows
 
 LAYOUT = RowLayout.of({"x": (np.dtype("f8"), (3,))})
 LABEL = KeptLabel("data", "global", "first", LAYOUT.nbytes, n_slots=12, history=WorkerHistory(2), rank=1)
@@ -57,9 +51,15 @@ def kept(directory):
     return folder.path
 
 
+def read(partition, sample_ids):
+    """What it has of samples: rows, checksums, and which of these are right."""
+    rows, checksums = partition.read(sample_ids)
+    return rows, checksums, checksum_rows(rows, sample_ids) == checksums
+
+
 def test_the_rows_are_those_of_the_session(tmp_path):
     partition = KeptPartition(kept(tmp_path), LAYOUT)
-    rows, checksums, found = partition.read(np.array([20, 5, 3, 0, 99]))
+    rows, checksums, found = read(partition, np.array([20, 5, 3, 0, 99]))
     assert found.tolist() == [True, False, True, False, False]
     assert LAYOUT.column(rows[found], "x").tolist() == [[20] * 3, [3] * 3]
     cache = CachePartition(LAYOUT, capacity=8, incoming=0)
@@ -93,7 +93,7 @@ def test_a_partition_is_not_removed_while_it_is_read(tmp_path):
     assert remove_unused(str(tmp_path), NEXT) == 0
     readers[0].close()
     assert remove_unused(str(tmp_path), NEXT) == 0
-    assert readers[1].read(HELD)[2].all()
+    assert read(readers[1], HELD)[2].all()
     readers[1].close()
     assert remove_unused(str(tmp_path), OTHER) == 0
     assert remove_unused(str(tmp_path), NEXT) == 1
@@ -138,7 +138,7 @@ def test_rows_that_were_overwritten_after_the_index_was_written_are_not_found(tm
     load(cache, [50, 51, 52, 53], keep=[3, 4])
     folder.close()
     partition = KeptPartition(folder.path, LAYOUT)
-    rows, _, found = partition.read(HELD)
+    rows, _, found = read(partition, HELD)
     assert found.tolist() == [True, True, False, False]
     assert LAYOUT.column(rows[found], "x")[:, 0].tolist() == [3, 4]
     partition.close()
@@ -149,7 +149,7 @@ def test_a_row_that_changed_on_the_disk_is_not_found(tmp_path):
     with open(os.path.join(path, "rows"), "r+b") as file:
         file.write(b"\x01")  # the first slot
     partition = KeptPartition(path, LAYOUT)
-    assert partition.read(HELD)[2].sum() == 3
+    assert read(partition, HELD)[2].sum() == 3
     partition.close()
 
 
@@ -172,9 +172,6 @@ def index_of(path, **changes):
         ({"epoch": "9"}, False),
         ({"session": 9}, False),
         ({"history": {"n_workers": 0}}, False),
-        ({"slot": [0, 1, 2, 12]}, True),
-        ({"slot": [-1, 1, 2, 3]}, True),
-        ({"sample_id": [4, 3, 9, 20]}, True),
         ({"row_nbytes": 8}, True),
         ({"n_slots": 1000}, True),
     ],
@@ -187,6 +184,16 @@ def test_an_index_that_describes_no_rows_is_ignored(tmp_path, changes, listed):
     with pytest.raises(ExchangeError, match="is damaged"):
         KeptPartition(path, LAYOUT)
     assert remove_unused(str(tmp_path), NEXT) == 1  # whoever tried to read it has let go of it
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 2, 12], [-1, 1, 2, 3]], ids=str)
+def test_slots_that_do_not_exist_cannot_be_read(tmp_path, slots):
+    path = kept(tmp_path)
+    index_of(path, slot=slots)
+    partition = KeptPartition(path, LAYOUT)
+    with pytest.raises(OSError, match="could not be read"):
+        partition.read(HELD)
+    partition.close()
 
 
 def of_another_user(path: Path) -> None:
@@ -227,7 +234,7 @@ def test_what_another_user_may_have_made_is_neither_used_nor_removed(tmp_path, c
     path = Path(kept(tmp_path))
     change(path)
     assert KeptFolder.all_in(str(tmp_path), "data") == []
-    with pytest.raises(ExchangeError, match="cannot be used"):
+    with pytest.raises(ExchangeError, match="is damaged, or another session uses it"):
         KeptPartition(str(path), LAYOUT)
     assert remove_unused(str(tmp_path), NEXT) == 0
     assert path.exists()
@@ -262,5 +269,5 @@ time.sleep(100)
     while not (found := KeptFolder.all_in(str(tmp_path), "data")) and time.monotonic() < deadline:
         time.sleep(0.01)
     partition = KeptPartition(str(tmp_path / found[0].name), LAYOUT)
-    assert partition.read(HELD)[2].all()
+    assert read(partition, HELD)[2].all()
     partition.close()

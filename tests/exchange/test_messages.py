@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.exchange.messages import Flow, flows_of_hops, flows_of_samples, rows_per_message
+from dshuffle.exchange.mailboxes import flows_of_hops, flows_of_samples, rows_per_message
 
 STORE = -2
 
 
 @given(first=st.integers(0, 50), n_items=st.integers(0, 60), at_most=st.integers(1, 9))
 def test_the_messages_of_a_flow_tile_its_items(first: int, n_items: int, at_most: int) -> None:
-    flow = Flow.evenly(first, n_items, at_most=at_most)
+    flow = flows_of_samples({1: np.arange(first), 2: np.arange(n_items)}, at_most=at_most)[1][2]
     messages = [flow.message(sequence) for sequence in range(flow.n_messages)]
     assert [item for begin, end in messages for item in range(begin, end)] == list(range(first, first + n_items))
     lengths = [end - begin for begin, end in messages]

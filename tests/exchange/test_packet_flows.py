@@ -6,12 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dshuffle.planning import RELAYS
 
-from ..conftest import at_most
 from .coded_world import DELIVERIES, ROW_SIZES, World, packets_of, random_world
 
 
@@ -40,21 +37,6 @@ def test_some_rows_took_several_packets(seen: Counter[str]) -> None:
     for delivery in ("clique", "leftover"):
         for relay in RELAYS:
             assert seen[f"{delivery}, {relay}"] >= 10, seen
-
-
-@at_most(60)
-@given(
-    seed=st.integers(0, 2**32),
-    delivery=st.sampled_from(DELIVERIES),
-    relay=st.sampled_from(sorted(RELAYS)),
-    nbytes=st.sampled_from(ROW_SIZES),
-    excess=st.booleans(),
-)
-def test_random_exchanges(seed: int, delivery: str, relay: str, nbytes: int, excess: bool) -> None:
-    excess = excess and delivery != "leftover"
-    world = random_world(delivery, np.random.default_rng(seed), excess=excess, relay=relay, nbytes=nbytes)
-    world.finish(again=0.1)
-    world.check()
 
 
 def chain(length: int, rng: np.random.Generator, *, relay: str, nbytes: int = 21) -> World:

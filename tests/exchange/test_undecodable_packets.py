@@ -27,21 +27,6 @@ def decoder_of(plan: Packets, *held: int) -> PacketDecoder:
     return PacketDecoder(cache, plan, hops.packets, arriving, wanted, slots, PacketStore(cache.layout, arriving[:0]))
 
 
-@pytest.mark.parametrize(
-    ("plan", "held", "lost"),
-    [
-        (packets_of([(0, 0), (1, 1)]), (), 1),
-        (packets_of([(0, 0), (1, 1)]), (0, 2), 1),
-        (packets_of([(5, 0)], [(0, 0), (5, 1), (4, 1), (6, 1)]), (6,), 4),
-        (packets_of([(0, 0), (1, 1)], [(1, 0), (7, 1)]), (), 7),
-    ],
-)
-def test_a_sample_that_decoding_lacks_is_named(plan: Packets, held: tuple[int, ...], lost: int) -> None:
-    with pytest.raises(ExchangeError, match=f"sample {lost} is needed for decoding, but is neither held nor incoming"):
-        decoder_of(plan, *held)
-    decoder_of(plan, *sorted([*held, lost]))
-
-
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "plan",

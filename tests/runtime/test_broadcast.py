@@ -6,8 +6,8 @@ import pytest
 from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.planning import DELIVERIES
-from dshuffle.sharding import Sharding, distribution_aware
-from dshuffle.store import create_dataset, write_sharding
+from dshuffle.sharding import Sharding
+from dshuffle.store import write_sharding
 
 pytestmark = pytest.mark.slow  # real clusters
 
@@ -110,18 +110,3 @@ def test_what_cannot_be(threads, small, sessions_left):
     with pytest.raises(InvalidParameter, match=r"n_workers=5 .*4, for which the sharding 'given'"):
         Shuffler(threads, small, sharding=Sharding(some_ranks(4), 4, BROADCAST))
     assert sessions_left(threads) == (0, 0)
-
-
-@pytest.mark.filterwarnings("ignore::dshuffle.sharding.ShardingWarning")
-def test_what_the_tool_finds_is_honoured(threads, tmp_path):
-    rng = np.random.default_rng(0)
-    x = np.concatenate([rng.normal(size=(600, 3)), rng.normal(size=(397, 3)) + 100, rng.normal(size=(3, 3)) - 100])
-    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": x, "y": np.arange(1000)}, chunk_rows=100)
-    sharding = distribution_aware(x, n_workers=5, clusters=3)
-    assert sharding.broadcast.tolist() == [997, 998, 999]
-    with Shuffler(threads, dataset, sharding=sharding, assignment="local") as shuffler:
-        [epoch] = shuffler.epochs(1)
-        parts = threads.gather(epoch.map(lambda partition: partition.sample_ids.copy()))
-    for part in parts:
-        assert np.isin([997, 998, 999], part).all()
-        assert len(part) in (202, 203)

@@ -100,36 +100,22 @@ def test_a_server_that_cannot_read(with_server, small, check_orders, monkeypatch
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
 
 
-def test_a_corrupted_packet_that_is_one_of_several_for_a_row_costs_another_run(
-    with_server, small, check_orders, monkeypatch
-):
+@pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
+def test_a_corrupted_packet_that_is_one_of_several_for_a_row(with_server, small, check_orders, monkeypatch, always):
+    """It costs another run, and in the end rows of the store replace the packets."""
     add, spoilt = PacketDecoder._add, []
 
     def spoil(self, first, last, rows, checksums):
-        if not spoilt:
+        if always or not spoilt:
             spoilt.append(first)
             rows = rows ^ np.uint8(1)
         add(self, first, last, rows, checksums)
 
     with Shuffler(with_server, small, delivery="leftover") as shuffler:
         monkeypatch.setattr(PacketDecoder, "_add", spoil)
-        check_orders(shuffler, 4)
-    assert [record.run_id for record in shuffler.records] == [1, 3, 4, 5]
-    assert {record.delivery for record in shuffler.records[1:]} == {"leftover"}
-
-
-def test_packets_that_are_always_corrupted_are_replaced_by_rows_of_the_store(
-    with_server, small, check_orders, monkeypatch
-):
-    add = PacketDecoder._add
-
-    def spoil(self, first, last, rows, checksums):
-        add(self, first, last, rows ^ np.uint8(1), checksums)
-
-    with Shuffler(with_server, small, delivery="leftover") as shuffler:
-        monkeypatch.setattr(PacketDecoder, "_add", spoil)
         check_orders(shuffler, 3)
-    assert [(record.run_id, record.delivery) for record in shuffler.records[1:]] == [(4, "storage"), (7, "storage")]
+    runs = [(record.run_id, record.delivery) for record in shuffler.records[1:]]
+    assert runs == ([(4, "storage"), (7, "storage")] if always else [(3, "leftover"), (4, "leftover")])
 
 
 def test_the_server_is_killed(small, within):

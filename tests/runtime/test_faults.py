@@ -340,36 +340,6 @@ def test_a_stopped_worker_is_waited_for_or_lost_after_a_heartbeat(new_processes,
                 os.kill(pid, signal.SIGCONT)
 
 
-# -- a slow worker ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_rows_of_a_worker_that_crawls_are_read_from_the_store(new_processes, tmp_path, check_ids, caplog):
-    """It still answers the scheduler, so it is not lost. Its rows would take half a minute."""
-    y = np.arange(30_000)
-    dataset = dshuffle.create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((30_000, 100)), "y": y})
-
-    def crawl():
-        from dshuffle.exchange.messages import LeavingRows
-
-        pack = LeavingRows.pack
-
-        def slowly(self, first, last, *buffers):
-            time.sleep((last - first) / 200)
-            pack(self, first, last, *buffers)
-
-        LeavingRows.pack = slowly
-
-    with new_processes(4) as cluster, Client(cluster) as client, Shuffler(client, dataset) as shuffler:
-        for epoch in shuffler.epochs(3):
-            samples = client.gather(epoch.map(check_ids))
-            assert np.array_equal(np.sort(np.concatenate(samples)), y)
-            if epoch.number == 0:
-                client.run(crawl, workers=[shuffler.addresses[1]])
-    # Of the 5,600 that it sends. How many have come when it is given up depends on how fast everything else is.
-    assert shuffler.records[-1].recovered_rows > 0
-
-
 # -- adaptive clusters -----------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ import dshuffle
 from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.kept_partition import KeptFolder
-from dshuffle.runtime.worker import sessions as opening
+from dshuffle.runtime.worker import worker_plugin as opening
 from dshuffle.store import Dataset
 
 from .conftest import OPTIONS, task_that_checks
@@ -130,24 +130,6 @@ def test_what_is_of_something_else_is_not_used(threads, small, check_ids, tmp_pa
         assert check_first_record(shuffler, check_ids, threads).store_bytes > 0
     same = {folder.label.dataset for folder in KeptFolder.all_in(str(tmp_path / "rows"), before.identity)}
     assert same == ({before.identity} if small.identity != before.identity or change in ("seed", "arrays") else set())
-
-
-@pytest.mark.slow
-def test_two_sessions_read_the_same_partitions(threads, small, check_ids, tmp_path):
-    kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
-    with Shuffler(threads, small, **kept) as shuffler:
-        check_first_record(shuffler, check_ids, threads)
-    former = set(os.listdir(tmp_path / "rows"))
-    with Shuffler(threads, small, **kept) as one, Shuffler(threads, small, **kept) as other:
-        for shuffler in (one, other):
-            assert check_first_record(shuffler, check_ids, threads).store_bytes == 0
-        for shuffler in (one, other):
-            one_epoch(shuffler, check_ids, threads)
-    left = set(os.listdir(tmp_path / "rows"))
-    assert not left & former
-    assert len(left) >= 5  # the session that closes last may remove what the other one has left
-    open_files = threads.run(lambda dask_worker: len(dask_worker.plugins["dshuffle"].sessions._kept._open))
-    assert set(open_files.values()) == {0}
 
 
 @pytest.mark.parametrize("harm", ["gone", "rows", pytest.param("index", marks=pytest.mark.slow)])

@@ -40,13 +40,12 @@ from dshuffle.runtime.messages import (
 from dshuffle.runtime.scheduler import scheduler_plugin, snapshot
 from dshuffle.runtime.scheduler.snapshot import Participant, SessionSnapshot
 from dshuffle.runtime.session_spec import PROTOCOL
-from dshuffle.runtime.worker import sessions as row_handlers
 from dshuffle.runtime.worker import worker_plugin
 
 MESSAGES_OF = (36, 3849817094)
 """The protocol, and the checksum of its messages. If they change, so does the number: see the failure of the test."""
 
-SPOKEN = (messages, orders, replies, row_handlers, snapshot, session_spec)
+SPOKEN = (messages, orders, replies, worker_plugin, snapshot, session_spec)
 """Modules whose dataclasses and structs travel between processes, and those that these contain."""
 
 DIGEST = SampleDigest(5, 2**63, 2**64 - 1, 0)
@@ -133,7 +132,7 @@ def test_messages_of_rows_with_unknown_fields_are_refused() -> None:
     """Structs check this themselves."""
     session = {"session_id": "a", "acknowledged": []}
     with pytest.raises(ClusterError, match="Object contains unknown field `urgent`"):
-        from_fields(row_handlers.Request, {**session, "message": (1, 0, 1, 0), "host": "", "urgent": True}, "rank 1")
+        from_fields(worker_plugin.Request, {**session, "message": (1, 0, 1, 0), "host": "", "urgent": True}, "rank 1")
     for reply in ({"status": "refused", "reason": "closed"}, {"status": "later"}, {"status": "OK"}):
         with pytest.raises(ExchangeError, match="unknown field `urgent`"):
             replies.from_fields({**reply, "urgent": True}, "rank 1")

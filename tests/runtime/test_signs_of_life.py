@@ -13,7 +13,7 @@ from distributed import Client
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import WorkerLost
-from dshuffle.runtime.worker.sessions import WorkerSessions
+from dshuffle.runtime.worker.worker_plugin import WorkerSessions
 
 pytestmark = pytest.mark.slow  # seconds of waiting
 
@@ -58,6 +58,6 @@ def test_without_signs_of_life_they_are_lost(deaf, dataset, monkeypatch) -> None
     async def give_none(*_: Any) -> None:
         """Say nothing."""
 
-    monkeypatch.setattr(WorkerSessions, "_give_sign", give_none)
+    monkeypatch.setattr(WorkerSessions, "_give_signs", give_none)
     with pytest.raises(WorkerLost, match=r"has not answered for 1\.5 s"):
         train(deaf, dataset)

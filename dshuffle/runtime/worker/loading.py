@@ -16,11 +16,9 @@ import heapq
 import logging
 import math
 import threading
-import time
-import types
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,12 +29,13 @@ from numpy.typing import NDArray
 from dshuffle.coding import encode
 from dshuffle.errors import CacheBudgetError, ChecksumMismatch, DatasetError, DShuffleError, ExchangeError
 from dshuffle.exchange.cache_partition import SLOT_OVERHEAD, CachePartition
-from dshuffle.exchange.comms import Later, RowsReply, received, request_block, request_rows, rows_from_fields
-from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.messages import MIB, LeavingRows, rows_per_message
+from dshuffle.exchange.comms import Later, RowsReply, from_fields, received, request
+from dshuffle.exchange.endpoints import ANSWER_AFTER, JobQueue, has_result
+from dshuffle.exchange.mailboxes import MIB, rows_per_message
+from dshuffle.exchange.transports import RowSource, Stop, leaving
 from dshuffle.planning import Packets, name_of
 from dshuffle.planning.remainder import workers_of
-from dshuffle.planning.types import group_by
+from dshuffle.planning.types import NO_SAMPLES, Samples, group_by
 from dshuffle.rows import ByteMatrix, Checksums, checksum_rows
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.messages import message_in, unwrap, within
@@ -54,10 +53,10 @@ SILENT_HEARTBEATS = 4
 """Heartbeats within which a source must answer a request, if only that it needs more time."""
 
 LOOK_EVERY = 0.5
-"""Seconds between looks at whether the rows are still wanted, and whether readers are late."""
+"""Seconds between looks at whether the rows are still wanted."""
 
-PATIENCE = 5.0
-"""Seconds that a reader may need beyond twice the time of those that have sent everything."""
+LATE_AFTER = 120.0
+"""Seconds without rows after which another worker takes the place of a reader that asks for more time."""
 
 IN_FLIGHT = 2
 """Requests to a source at a time."""
@@ -72,10 +71,8 @@ DIRECT_NBYTES = 256 * MIB
 """Rows that a worker reads by itself at a time."""
 
 T = TypeVar("T")
-Samples = NDArray[np.int64]
-Stop = Callable[[], bool]
 
-LocalRows = Callable[[str, int, Samples], Awaitable[RowsReply]]
+LocalRows = Callable[[str, int, Samples], Coroutine[Any, Any, RowsReply]]
 """Returns rows of a session on this worker: its id, the epoch, and the samples."""
 
 
@@ -111,8 +108,7 @@ class _Source:
     asked: set[int] = field(default_factory=set)  # blocks that are requested
     announced_to: str = ""
     failures: int = 0
-    since: float = field(default_factory=time.perf_counter)
-    seconds: float = 0.0  # until it had sent everything
+    since: float = 0.0  # when it last sent rows
 
 
 @dataclass(slots=True, eq=False)
@@ -125,29 +121,12 @@ class _Attempt:
     slots: Samples
     stop: Stop
     done: NDArray[np.bool_]
-    progress: Callable[[int], None]
     cause: BaseException | None = None
-    in_flight: int = 0  # bytes of rows that are requested
-    n_parts: int = 0  # parts of windows that have arrived, beyond whole windows
-    freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def stopped(self) -> bool:
         """Whether the rows are no longer wanted, or cannot all be brought."""
         return self.cause is not None or self.stop()
-
-    @contextlib.asynccontextmanager
-    async def room(self, nbytes: int) -> AsyncIterator[None]:
-        """Room for the rows of a request."""
-        while self.in_flight and self.in_flight + nbytes > IN_FLIGHT_NBYTES:
-            await self.freed.wait()
-        self.in_flight += nbytes
-        try:
-            yield
-        finally:
-            self.in_flight -= nbytes
-            self.freed.set()
-            self.freed = asyncio.Event()
 
 
 class Loader:
@@ -171,15 +150,6 @@ class Loader:
         self.received_bytes = 0
         self._worker, self._spec, self._dataset, self._blocks = worker, spec, dataset, blocks
         self._jobs, self._reading, self._reader, self._rows_here = jobs, reading, reader, rows_here
-        self._unable: set[int] = set()  # holders of former partitions that are not asked any more
-
-    def seconds_to_read(self, n_rows: int) -> float:
-        """About how long all workers together take to read rows that are spread widely; infinite if unknown."""
-        traffic, blocks = self._dataset.traffic, self._blocks
-        if not traffic.seconds or not traffic.delivered_bytes:
-            return math.inf
-        nbytes = sum(min(group.n_blocks, n_rows) * blocks.nbytes(group.first) for group in blocks.groups)
-        return nbytes / blocks.n_readers * traffic.seconds / traffic.delivered_bytes
 
     async def bring(
         self,
@@ -190,14 +160,13 @@ class Loader:
         stop: Stop,
         *,
         done: NDArray[np.bool_],
-        progress: Callable[[int], None] = lambda n_rows: None,
         former: bool = False,
     ) -> None:
         """Bring samples into reserved slots. Nothing writes to them once this has ended, with or without an error.
 
         Rows that are ``done`` are there already. It is kept up to date, so that another attempt goes on.
         """
-        attempt = _Attempt(load, target, sample_ids, slots, stop, done, progress)
+        attempt = _Attempt(load, target, sample_ids, slots, stop, done)
         if former and self._spec.former is not None:
             await self._bring_former(attempt, self._spec.former)
         await self._bring_stored(attempt)
@@ -206,13 +175,13 @@ class Loader:
 
     async def join(self, load: Load, target: CachePartition, stop: Stop = lambda: False) -> None:
         """Say that this participant needs nothing from a load that others take part in."""
-        nothing = np.empty(0, np.int64)
-        await self.bring(load, target, nothing, nothing, stop, done=nothing.astype(np.bool_))
+        await self.bring(load, target, NO_SAMPLES, NO_SAMPLES, stop, done=np.empty(0, np.bool_))
 
     async def _bring_former(self, attempt: _Attempt, former: PartitionSources) -> None:
         """Read rows from former partitions. Those that none of them can send are left."""
-        sample_ids, slots = attempt.sample_ids, attempt.slots
-        at_most = rows_per_message(self._dataset.row_nbytes, min(MESSAGE_BYTES, self._spec.settings.message_bytes))
+        sample_ids, slots, row_nbytes = attempt.sample_ids, attempt.slots, self._dataset.row_nbytes
+        at_most = rows_per_message(row_nbytes, min(MESSAGE_BYTES, self._spec.settings.message_bytes))
+        room = _room(at_most * row_nbytes)
 
         def needed() -> list[tuple[int, _Source]]:
             left = np.flatnonzero(~attempt.done)
@@ -225,24 +194,25 @@ class Loader:
             ranks = sorted(places, key=lambda rank: zlib.crc32(f"{self._worker.address} {rank}".encode()))
             return [(rank, _Source(former.holders[rank][0], deque(_cut(places[rank], at_most)))) for rank in ranks]
 
-        async def fetch(rank: int, source: _Source, places: Samples) -> None:
-            if rank in self._unable:
-                return
-            async with attempt.room(len(places) * self._dataset.row_nbytes):
-                reply = await self._ask_former(attempt, former, rank, sample_ids[places])
-                rows, checksums, present = reply.rows, reply.checksums, reply.present
-                if present is not None and not present.all():  # a kept partition may lack some
-                    places, rows, checksums = places[present], rows[present], checksums[present]
-                unpack = attempt.target.unpack
-                await self._jobs.run(unpack, sample_ids[places], slots[places], rows, checksums, nbytes=rows.nbytes)
+        def unpack(places: Samples, rows: ByteMatrix, checksums: Checksums) -> None:
+            if former.kept:  # it may lack some, whose checksums are wrong
+                present = checksum_rows(rows, sample_ids[places]) == checksums
+                places, rows, checksums = places[present], rows[present], checksums[present]
+            attempt.target.unpack(sample_ids[places], slots[places], rows, checksums)
             attempt.done[places] = True
-            attempt.progress(len(places))
+
+        async def fetch(rank: int, source: _Source, places: Samples) -> None:
+            asked = {"session_id": former.holders[rank][1], "epoch": former.epoch, "sample_ids": sample_ids[places]}
+            async with room:
+                reply = await self._rows(attempt, source, self._rows_here, "rows", asked)
+                await self._jobs.run(unpack, places, reply.rows, reply.checksums, nbytes=reply.nbytes)
 
         async def fail(rank: int, source: _Source, places: Samples, address: str, error: Exception) -> None:
-            if rank not in self._unable and not attempt.stopped:
-                self._unable.add(rank)
+            if not source.failures and not attempt.stopped:
                 reason = f"{type(error).__name__}: {error}"
                 logger.warning("dshuffle: rows of %s are read from the dataset (%s)", name_of(rank), reason)
+            source.failures += 1
+            source.queue.clear()
 
         work = [
             self._ask(attempt, source, functools.partial(fetch, rank), functools.partial(fail, rank))
@@ -258,19 +228,7 @@ class Loader:
         assert former.shuffle is not None
         shuffle = with_data(former.shuffle, self._dataset)
         ranks_at = shuffle.ranks_at(former.epoch)
-        if ranks_at is None:
-            ranks_at = workers_of(shuffle, former.epoch, np.arange(shuffle.n_samples)).__getitem__
-        return ranks_at
-
-    async def _ask_former(
-        self, attempt: _Attempt, former: PartitionSources, rank: int, sample_ids: Samples
-    ) -> RowsReply:
-        address, session_id = former.holders[rank]
-        if address == self._worker.address:
-            return await self._rows_here(session_id, former.epoch, sample_ids)
-        asking = request_rows(self._worker, address, session_id, former.epoch, sample_ids)
-        fields = await self._until(attempt, _Source(address), self._within_limit(asking))
-        return await self._received(fields, address)
+        return ranks_at or workers_of(shuffle, former.epoch, np.arange(shuffle.n_samples)).__getitem__
 
     async def _bring_stored(self, attempt: _Attempt) -> None:
         load, blocks = attempt.load, self._blocks
@@ -285,16 +243,16 @@ class Loader:
         async def fetch(source: _Source, request: Request) -> None:
             source.asked.add(request.block)
             await self._announce(attempt, source)
-            places = (request.items - blocks.first_item(request.block)).astype(np.uint32)
-            async with attempt.room(len(places) * request.group.rows.layout.nbytes):
-                reply = await self._rows_of(attempt, source, request.block, places)
+            numbers = (request.items - blocks.first_item(request.block)).astype(np.uint32)
+            asked = {"load": load.name, "owner": load.owner, "block": request.block, "numbers": numbers}
+            async with room:
+                reply = await self._rows(attempt, source, self._reader.rows, "block", asked)
                 if attempt.stopped:
-                    raise ExchangeError("loading was stopped: the run has ended")
+                    raise _stopped()
                 which = left[request.places]
                 await self._jobs.run(self._place, attempt, request, which, reply, nbytes=reply.nbytes)
-            self._arrived(attempt, request.group, which)
             source.asked.discard(request.block)
-            source.failures = 0
+            source.failures, source.since = 0, asyncio.get_running_loop().time()
 
         async def fail(source: _Source, request: Request, address: str, error: Exception) -> None:
             source.queue.appendleft(request)
@@ -306,18 +264,15 @@ class Loader:
                 await self._replace(attempt, source, f"{type(error).__name__}: {error}")
 
         left, requests, direct = await self._jobs.run(needed)
+        room = _room(max((len(one.items) * one.group.rows.row_nbytes for one in requests), default=0))
         sources = [_Source(address) for address in load.readers]
-        for request in requests:
-            sources[request.block % len(sources)].queue.append(request)
+        for one in requests:
+            sources[one.block % len(sources)].queue.append(one)
         work = [self._read(attempt, group, places) for group, places in direct]
         work += [self._ask(attempt, source, fetch, fail) for source in sources if source.queue]
         if load.n_owners > 1:
             work += [self._announce_nothing(attempt, source) for source in sources if not source.queue]
-        watching = asyncio.ensure_future(self._watch(attempt, [source for source in sources if source.queue]))
-        try:
-            await _all_of(work, attempt)
-        finally:
-            watching.cancel()
+        await _all_of(work, attempt)
         if load.readers and not blocks.is_whole and len(left):  # rows were put together from their parts
             sample_ids, slots = attempt.sample_ids[left], attempt.slots[left]
             await self._reading.run(attempt.target.add_checksums, sample_ids, slots)
@@ -336,10 +291,10 @@ class Loader:
             dataset.read_into(target.rows, slots, sample_ids, memory_budget=IN_FLIGHT_NBYTES, stop=ends)
             if group is None or self._blocks.is_whole:
                 target.add_checksums(sample_ids, slots)
+                attempt.done[which] = True
 
         for which in _cut(places, rows_per_message(self._dataset.row_nbytes, DIRECT_NBYTES)):
             await self._reading.run(read, which)
-            self._arrived(attempt, group, which)
 
     async def _ask(
         self,
@@ -359,7 +314,6 @@ class Loader:
                     await fail(source, item, address, error)
 
         await _all_of([ask() for _ in range(IN_FLIGHT)], attempt)
-        source.seconds = time.perf_counter() - source.since
 
     async def _announce(self, attempt: _Attempt, source: _Source) -> None:
         """Tell a reader which blocks it will be asked for."""
@@ -371,7 +325,8 @@ class Loader:
         if address == self._worker.address:
             self._reader.announce(load.name, load.owner, load.n_owners, blocks)
         else:
-            unwrap(await self._query(attempt, source, -1, np.array(blocks, np.int64)), address)
+            asked = {"load": load.name, "owner": load.owner, "block": -1, "numbers": np.array(blocks, np.int64)}
+            unwrap(await self._answer(attempt, source, "block", asked), address)
 
     async def _announce_nothing(self, attempt: _Attempt, source: _Source) -> None:
         with contextlib.suppress(OSError, DShuffleError):  # the reader waits for a moment longer
@@ -382,47 +337,44 @@ class Loader:
         blocks, target, rows, slots = self._blocks, attempt.target, reply.rows, attempt.slots[which]
         if blocks.is_whole:
             target.unpack(attempt.sample_ids[which], slots, rows, reply.checksums)
+            attempt.done[which] = True
         elif not blocks.is_intact(request, rows, reply.checksums):
             raise ChecksumMismatch(f"rows of block {request.block} of the store arrived corrupted")
         else:
             blocks.place(request, rows, target.rows, slots)
             target.relieve()
 
-    def _arrived(self, attempt: _Attempt, group: Group | None, which: Samples) -> None:
-        if group is None or self._blocks.is_whole:
-            attempt.done[which] = True
-            attempt.progress(len(which))
-        elif group.first == 0:  # of rows in parts, most bytes are in the first group
-            n_rows, attempt.n_parts = divmod(attempt.n_parts + len(which), len(group.window))
-            attempt.progress(n_rows)
-
-    async def _rows_of(self, attempt: _Attempt, source: _Source, block: int, places: NDArray[np.uint32]) -> RowsReply:
-        """Request rows of a block, until its reader has read it."""
-        load, address = attempt.load, source.address
+    async def _rows(
+        self,
+        attempt: _Attempt,
+        source: _Source,
+        here: Callable[..., Coroutine[Any, Any, RowsReply | Later]],
+        operation: str,
+        asked: Mapping[str, Any],
+    ) -> RowsReply:
+        """Request rows of a source until it has them, which may be this worker (``here``)."""
+        address, began = source.address, asyncio.get_running_loop().time()
         while True:
             if address == self._worker.address:
-                reply = await self._until(attempt, source, self._reader.rows(load.name, load.owner, block, places))
+                reply = await self._until(attempt, source, here(*asked.values()))
                 if isinstance(reply, RowsReply):
                     return reply
             else:
-                fields = await self._query(attempt, source, block, places)
+                fields = await self._answer(attempt, source, operation, asked)
                 if not (isinstance(fields, dict) and fields.get("status") == "later"):
-                    return await self._received(fields, address)
+                    rows = from_fields(unwrap(fields, address), address)
+                    assert isinstance(rows, RowsReply)
+                    rows = await received(self._worker, rows)
+                    self.received_bytes += rows.nbytes
+                    return rows
+            if asyncio.get_running_loop().time() - max(began, source.since) > LATE_AFTER:
+                raise ExchangeError(f"{address} has sent no rows for {LATE_AFTER:g} s")
 
-    async def _query(self, attempt: _Attempt, source: _Source, block: int, numbers: NDArray[Any]) -> Any:
-        """What a reader answers to a request for rows of a block, or with ``block=-1`` if it is told of blocks."""
-        load = attempt.load
-        query = {"load": load.name, "owner": load.owner, "n_owners": load.n_owners, "block": block}
-        asking = request_block(self._worker, source.address, self._spec.session_id, numbers, **query)
-        return await self._until(attempt, source, self._within_limit(asking))
-
-    async def _within_limit(self, call: Awaitable[T]) -> T:
-        return await within(answer_limit(self._spec.settings), call)
-
-    async def _received(self, fields: Any, address: str) -> RowsReply:
-        reply = await received(self._worker, rows_from_fields(unwrap(fields, address), address))
-        self.received_bytes += reply.nbytes
-        return reply
+    async def _answer(self, attempt: _Attempt, source: _Source, operation: str, asked: Mapping[str, Any]) -> Any:
+        """The fields of the answer of another worker, within the time in which a source must answer."""
+        of_load = {"session_id": self._spec.session_id, "n_owners": attempt.load.n_owners} if "load" in asked else {}
+        asking = request(self._worker, source.address, operation, **of_load, **asked)
+        return await self._until(attempt, source, within(answer_limit(self._spec.settings), asking))
 
     async def _until(self, attempt: _Attempt, source: _Source, call: Coroutine[Any, Any, T]) -> T:
         """The answer to a request, unless the load ends or another reader takes the place of this one."""
@@ -430,33 +382,19 @@ class Loader:
         try:
             while not (await asyncio.wait([asking], timeout=LOOK_EVERY))[0]:
                 if attempt.stopped:
-                    raise ExchangeError("loading was stopped: the run has ended")
+                    raise _stopped()
                 if source.address != address:
                     raise ExchangeError(f"{address} is late")
             return asking.result()
         finally:
             asking.cancel()
 
-    async def _watch(self, attempt: _Attempt, sources: Sequence[_Source]) -> None:
-        """Let other workers read what late readers have not sent, once half of the others have sent everything."""
-        while True:
-            await asyncio.sleep(2 * LOOK_EVERY)
-            now, ended = time.perf_counter(), [source.seconds for source in sources if source.seconds]
-            for source in sources:
-                late = not source.seconds and now - source.since > PATIENCE + 2 * max(ended, default=math.inf)
-                if late and 2 * len(ended) >= len(sources):
-                    source.since = now
-                    try:
-                        await self._replace(attempt, source, "its rows come too slowly")
-                    except (OSError, DShuffleError) as error:
-                        logger.debug("dshuffle: the reader stays: %s", error)
-
     async def _replace(self, attempt: _Attempt, source: _Source, reason: str) -> None:
         """Let another worker read what a reader has not sent. The scheduler names it, the same one to all."""
         named = self._worker.scheduler.dshuffle_reader(
             session_id=self._spec.session_id, load=attempt.load.name, address=source.address, reason=reason
         )
-        source.address = message_in(await self._within_limit(named), str, "the scheduler")
+        source.address = message_in(await within(answer_limit(self._spec.settings), named), str, "the scheduler")
 
 
 async def _all_of(work: Sequence[Awaitable[None]], attempt: _Attempt) -> None:
@@ -473,7 +411,16 @@ async def _all_of(work: Sequence[Awaitable[None]], attempt: _Attempt) -> None:
     if attempt.cause is not None:
         raise attempt.cause
     if attempt.stop():  # some parts may have ended early
-        raise ExchangeError("loading was stopped: the run has ended")
+        raise _stopped()
+
+
+def _stopped() -> ExchangeError:
+    return ExchangeError("loading was stopped: the run has ended")
+
+
+def _room(nbytes: int) -> asyncio.Semaphore:
+    """Room for requests of at most so many bytes of rows at a time."""
+    return asyncio.Semaphore(max(1, IN_FLIGHT_NBYTES // max(1, nbytes)))
 
 
 def _cut(places: Samples, at_most: int) -> list[Samples]:
@@ -496,9 +443,6 @@ READING_NBYTES = 64 * MIB
 READING_COST = 3
 """How often a block counts while it is read: stored, decoded, and as rows."""
 
-ANSWER_AFTER = 10.0
-"""Seconds after which a request that has to wait is answered with :class:`.Later`, so that it is made again."""
-
 ABANDONED_AFTER = 2.0
 """Seconds after which a block makes room although a worker may still come for it."""
 
@@ -512,7 +456,6 @@ class _SharedLoad:
     owners: set[int] = field(default_factory=set)
     waiting: dict[int, set[int]] = field(default_factory=dict)
     ahead: list[int] = field(default_factory=list)  # a heap of blocks to be read
-    failure: DatasetError | None = None  # another attempt would find the same
 
     def expects(self, block: int) -> bool:
         """Whether a participant will fetch rows of a block, or may say that it will."""
@@ -582,17 +525,17 @@ class StoreReader:
 
     async def rows(self, load: str, owner: int, block: int, places: NDArray[np.uint32]) -> RowsReply | Later:
         """Rows of a block, for a participant of a load; ``places`` count from the first row of the block."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(min(ANSWER_AFTER, self._limit / 3)):
-                held = await self._when_read(load, block)
+                held = await self._when_read(block)
         except TimeoutError:
             return Later()
-        self._check_open()
+        if self._closed:
+            raise ExchangeError("the session was closed")
         items = self._blocks.first_item(block) + places.astype(np.int64)
         data = held.future.result()
         rows, checksums = await self._jobs.run(data.gather, items, nbytes=len(items) * data.rows.shape[1])
-        held.used = loop.time()
+        held.used = asyncio.get_running_loop().time()
         if self._load.name == load and block in self._load.waiting:
             self._load.waiting[block].discard(owner)
             if not self._load.expects(block):
@@ -600,12 +543,11 @@ class StoreReader:
                 self._read_ahead()
         return RowsReply(rows, checksums)
 
-    async def _when_read(self, load: str, block: int) -> _Held:
+    async def _when_read(self, block: int) -> _Held:
         """Wait for room, and until a block has been read."""
         while (held := self._held.get(block)) is None:
-            self._check_open()
-            if self._load.name == load and self._load.failure is not None:
-                raise self._load.failure
+            if self._closed:
+                raise ExchangeError("the session was closed")
             if self._has_room(block):
                 held = self._read(block)
                 break
@@ -615,10 +557,6 @@ class StoreReader:
         await asyncio.wait([held.future])
         return held
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ExchangeError("the session was closed")
-
     def _drop(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             self._held.pop(block, None)
@@ -626,7 +564,7 @@ class StoreReader:
 
     def _read_ahead(self) -> None:
         known = self._load
-        while known.ahead and known.failure is None and not self._closed:
+        while known.ahead and not self._closed:
             block = known.ahead[0]
             if block not in self._held and known.expects(block):
                 if not self._has_room(block):
@@ -636,17 +574,14 @@ class StoreReader:
 
     def _read(self, block: int) -> _Held:
         loop = asyncio.get_running_loop()
-        known, nbytes = self._load, self._blocks.nbytes(block)
+        nbytes = self._blocks.nbytes(block)
         future = self._reading.run(self._blocks.read, block, lambda: self._closed)
         held = self._held[block] = _Held(future, READING_COST * nbytes, loop.time())
 
         def read(future: asyncio.Future[Block]) -> None:
             held.nbytes, held.used = nbytes, loop.time()
-            error = None if future.cancelled() else future.exception()
-            if (future.cancelled() or error) and self._held.get(block) is held:  # another request tries again
+            if not has_result(future) and self._held.get(block) is held:  # another request tries again
                 del self._held[block]
-            if isinstance(error, DatasetError) and not error.transient:
-                known.failure = error
             self._wake()
             self._read_ahead()
 
@@ -710,17 +645,16 @@ class ServerRows:
         self._block_rows = max(1, -(-BLOCK_BYTES // row_bytes // chunk_rows)) * chunk_rows
         n_blocks = -(-dataset.n_samples // self._block_rows)
         block_bytes = min(self._block_rows, dataset.n_samples) * row_bytes
-        fitting = n_blocks if budget is None else budget // block_bytes
+        fitting = n_blocks if budget is None else min(n_blocks, budget // block_bytes)
         least = n_blocks if whole else min(3, n_blocks)
         if fitting < least:
             what = "a coded delivery" if whole else "the server"
             raise CacheBudgetError(
-                f"{what} needs {least} blocks of {block_bytes} bytes in the server's memory ({least * block_bytes} "
-                f"bytes in total); memory_limit leaves {budget} bytes. Raise it, serve from a worker with more memory, "
-                "or use the delivery 'peer'"
+                f"{what} needs {least} blocks of {block_bytes} bytes in the server's memory; memory_limit leaves "
+                f"{budget} bytes. Raise it, serve from a worker with more memory, or use the delivery 'peer'"
             )
-        n_moving = 0 if fitting >= n_blocks else min(fitting, max(3, -(-window_bytes // block_bytes) + 2))
-        self._n_resident = min(fitting, n_blocks) - n_moving
+        n_moving = 0 if fitting == n_blocks else min(fitting, max(3, -(-window_bytes // block_bytes) + 2))
+        self._n_resident = fitting - n_moving
         # One matrix, so that packets can be encoded from any rows. Pages that are never written do not take memory.
         n_rows = min(self._n_resident * self._block_rows, dataset.n_samples)
         self._kept = CachePartition(dataset.layout, capacity=n_rows, incoming=0)
@@ -745,13 +679,12 @@ class ServerRows:
             rows[places] = block[at]
             checksums[places] = block_checksums[at]
 
-    def encoded(self, plan: Packets, leaving: Samples) -> LeavingRows:
-        """The packets of a plan that leave, as a source. Waits until all rows are in memory."""
+    def encoded(self, plan: Packets, packets: Samples) -> RowSource:
+        """Some packets of a plan, as a source. Waits until all rows are in memory."""
         for number in range(self._n_resident):
             self._block(number)
-        pack = functools.partial(encode, self._kept.rows, self._kept.checksums, plan.offsets, plan.samples)
-        holder: Any = types.SimpleNamespace(pack=pack)
-        return LeavingRows(holder, leaving)
+        kept = self._kept
+        return leaving(functools.partial(encode, kept.rows, kept.checksums, plan.offsets, plan.samples), packets)
 
     def close(self) -> None:
         """Drop all rows, once a read that is under way has ended."""

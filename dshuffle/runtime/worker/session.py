@@ -23,14 +23,13 @@ from distributed import Worker
 from distributed.protocol.serialize import to_serialize
 from numpy.typing import NDArray
 
-from dshuffle.errors import CacheBudgetError, DShuffleError, ExchangeError, PeerFailed, PlanError, StaleEpoch
+from dshuffle.errors import CacheBudgetError, DShuffleError, ExchangeError, PeerFailed
 from dshuffle.exchange.cache_partition import CachePartition, Swap
 from dshuffle.exchange.comms import BufferPool, DaskNetwork, Refusal, Reply, RowsReply, sent
-from dshuffle.exchange.endpoints import Meter, Receiver, RowSink, RowSource, Sender, has_result
-from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.mailboxes import Inbox, Outbox
-from dshuffle.exchange.messages import MessageId, rows_per_message
-from dshuffle.exchange.transports import MessageLimits, Transport, transport_of
+from dshuffle.exchange.endpoints import JobQueue, Meter, Receiver, Sender, has_result
+from dshuffle.exchange.kept_partition import PartitionOnDisk
+from dshuffle.exchange.mailboxes import Inbox, MessageId, Outbox, rows_per_message
+from dshuffle.exchange.transports import RowSink, RowSource, Transport, transport_of
 from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, ShuffleSpec, get_delivery, name_of
 from dshuffle.planning.planner import OwnPlanner, plans_own_parts
 from dshuffle.planning.randomness import DRAW_VERSION
@@ -52,9 +51,9 @@ from dshuffle.runtime.messages import (
     to_fields,
 )
 from dshuffle.runtime.partition import EpochLock, Partition, View
-from dshuffle.runtime.process import MOST_IDLE, ProcessorTimes, for_partition, partition_nbytes
+from dshuffle.runtime.process import ProcessorTimes, for_partition, partition_nbytes
 from dshuffle.runtime.session_spec import SessionSpec
-from dshuffle.runtime.worker.disk import PartitionOnDisk
+from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.loading import (
     READING_COST,
     READING_NBYTES,
@@ -96,35 +95,27 @@ def planned(
     delivery: str,
     participants: Sequence[int],
     layout: RowLayout,
-    limits: MessageLimits,
+    settings: Settings,
 ) -> Planned:
     """Plan an epoch: the planner's next one, one that it has just planned, or with :data:`RESTORE` any one."""
-    started = time.perf_counter()
-    restores = delivery == RESTORE
+    started, spec, restores = time.perf_counter(), planner.spec, delivery == RESTORE
     made: EpochPlan | None = None
     if isinstance(planner, OwnPlanner):
         if restores:
-            planner = OwnPlanner(dataclasses.replace(planner.spec, first_epoch=epoch), planner.rank)
-            delivery = planner.spec.choices.delivery
-        own, spec = planner.plan(epoch, delivery), planner.spec
+            planner = OwnPlanner(dataclasses.replace(spec, first_epoch=epoch), planner.rank)
+            delivery = spec.choices.delivery
+        own = planner.plan(epoch, delivery)
         parts, shares, broadcast = {planner.rank: own}, planner.shares(epoch), own.own[:0]
-        expected = own.n_received
-        summary = {
-            "packets": expected,
-            "needed": expected,
-            "expected": expected,
+        summary = dict.fromkeys(("packets", "needed", "expected"), own.n_received) | {
             "leaving": own.n_sent,
             "digest": zlib.crc32(f"{DRAW_VERSION} {spec.n_samples} {spec.history} {spec.choices} {epoch}".encode()),
         }
     else:
-        spec = planner.spec
         made = planner.load(epoch) if restores else planner.current or planner.load()
         if made.epoch < epoch:
             made = planner.advance(delivery)
         elif epoch > spec.first_epoch and not restores:  # planned by an earlier call, perhaps for another delivery
             made = planner.again(epoch, delivery)
-        if made.epoch != epoch:
-            raise PlanError(f"epoch {epoch} was to be planned, but the planner is at epoch {made.epoch}")
         parts = {participant: made.for_worker(participant) for participant in participants}
         shares, broadcast = made.shares, made.broadcast
         summary = {} if restores else {
@@ -134,7 +125,8 @@ def planned(
             "digest": made.digest(),
         }  # fmt: skip
     moves = epoch > spec.first_epoch and spec.choices.has_exchange(epoch) and not restores
-    transport = (transport_of(delivery) if moves else Transport)(spec, parts, made, layout, limits).routed()
+    kind = transport_of(delivery) if moves else Transport
+    transport = kind(spec, parts, made, layout, settings.message_bytes, settings.window_bytes).routed()
     return Planned(transport, summary, time.perf_counter() - started, shares, broadcast)
 
 
@@ -144,7 +136,6 @@ class Training(NamedTuple):
     rank: int
     cache: CachePartition
     receiver: Receiver
-    lock: EpochLock
 
 
 READS_AT_ONCE = 8
@@ -217,22 +208,19 @@ class WorkerSession:
         in_chunks = shuffle.chunk_rows if shuffle.choices.assignment.in_chunks else 1
         blocks = RowBlocks(dataset, shuffle.n_workers, in_chunks)
         held = 0 if rank is None else partition_nbytes(shuffle, layout, on_disk=spec.options.on_disk, rank=rank)
-        limit, largest = (
-            worker.memory_manager.memory_limit,
-            READING_COST * max(blocks.nbytes(one.first) for one in blocks.groups),
-        )
+        limit = worker.memory_manager.memory_limit
+        largest = READING_COST * max(blocks.nbytes(one.first) for one in blocks.groups)
         if limit and largest > READING_NBYTES and held + largest > limit:
             raise CacheBudgetError(
-                f"reading a chunk takes {largest} bytes; beside a partition of {held} bytes the worker's memory limit "
-                f"of {limit} bytes does not allow that. Use workers with more memory, or copy the dataset with a "
-                "smaller chunk_rows"
+                f"reading a chunk takes {largest} bytes beside a partition of {held} bytes; the worker's memory limit "
+                f"is {limit} bytes. Use workers with more memory, or copy the dataset with a smaller chunk_rows"
             )
         budget, serves = for_partition(shuffle, spec.memory_limit), spec.addresses.get(SERVER) == worker.address
         cache: CachePartition | None = None
         if rank is not None:
             capacity, incoming = shuffle.room(rank)
             file = None if disk is None else disk.file
-            cache = CachePartition(layout, capacity=capacity, incoming=incoming, budget=budget, file=file)
+            cache = CachePartition(layout, capacity=capacity, incoming=incoming, file=file)
         self.server_rows: ServerRows | None = None
         if serves:
             self.server_rows = ServerRows(
@@ -263,13 +251,11 @@ class WorkerSession:
                 Inbox(rank, window=window),
                 network,
                 self.jobs,
-                store=STORE,
-                report=self._received,
                 timeout=settings.timeout,
                 open_gate=self.senders[rank].open_gate,
             )
-            lock = EpochLock(rank, shuffle.choices.seed, asyncio.get_running_loop(), cache.file)
-            self.training = Training(rank, cache, receiver, lock)
+            self.training = Training(rank, cache, receiver)
+        self.lock = EpochLock(self.participant, shuffle.choices.seed, asyncio.get_running_loop())
         self.reader = StoreReader(blocks, self.reading, self.jobs, answer_limit(settings))
         self.loader = Loader(worker, spec, dataset, blocks, self.jobs, self.reading, self.reader, rows_here)
         self._planner: OwnPlanner | EpochPlanner
@@ -288,17 +274,15 @@ class WorkerSession:
         """The partition of an epoch, valid for one task. Called from the task's thread."""
         if self._cause is not None:
             raise self._cause.raised_by(f"the task of rank {self.rank} cannot run")
-        if self.training is None:
-            raise StaleEpoch(f"session {self.spec.session_id} does not have a partition on a worker that only serves")
-        return self.training.lock.partition(epoch)
+        return self.lock.partition(epoch)
 
     def take_training_time(self) -> TrainingTime:
         """Time of training in this session on this worker since the last call."""
-        return TrainingTime() if self.training is None else self.training.lock.take_training_time()
+        return self.lock.take_training_time()
 
     def trained(self, epoch: int) -> SampleDigest:
         """Digest of the samples of an epoch that tasks have said to be trained on."""
-        return SampleDigest() if self.training is None else self.training.lock.trained(epoch)
+        return self.lock.trained(epoch)
 
     def status(self) -> MemberState:
         """The current run, the fraction of its rows that have arrived, and its vote if that is known."""
@@ -308,16 +292,8 @@ class WorkerSession:
         return MemberState(open=True, epoch=epoch, run_id=self._last_run, arrived=arrived, vote=vote)
 
     def heard(self) -> dict[int, float] | None:
-        """Participant -> seconds since bytes came from it, as far as it is known; None if no run is under way.
-
-        Requests for messages of these participants get more time.
-        """
-        if self._run is None:
-            return None
-        ages = self._network.heard()
-        if self.training is not None:
-            self.training.receiver.hear(ages)
-        return ages
+        """Participant -> seconds since bytes came from it, as far as it is known; None if no run is under way."""
+        return None if self._run is None else self._network.heard()
 
     async def restore(self, order: OpenOrder) -> None:
         """Load the partition of an epoch, in place of a worker that was lost."""
@@ -369,10 +345,8 @@ class WorkerSession:
         """
         if run_id <= self._last_run:
             return
-        if epoch != self.epoch + 1:
-            raise ExchangeError(f"epoch {epoch} cannot be prepared on a worker whose next epoch is {self.epoch + 1}")
-        if self._run is not None:
-            raise ExchangeError(f"run {run_id} cannot begin: run {self._run.run_id} has not ended")
+        if epoch != self.epoch + 1 or self._run is not None:
+            raise ExchangeError(f"run {run_id} of epoch {epoch} cannot begin on a worker in epoch {self.epoch}")
         before, self._aborted = self._aborted, None
         self._last_run = run_id
         shuffle, serves, readers = self.spec.shuffle, self.spec.loads_server, readers_of(self.addresses)
@@ -384,12 +358,10 @@ class WorkerSession:
         self._spawn(self._carry_out(run))
 
     async def _carry_out(self, run: ExchangeRun) -> None:
-        await run.start()
-        if run is self._run:
-            await self._send_vote(run)
-
-    async def _send_vote(self, run: ExchangeRun) -> None:
         """Report whether this worker is ready. If that fails, the scheduler asks for the vote."""
+        await run.start()
+        if run is not self._run:
+            return
         try:
             vote = {"run_id": run.run_id, "vote": to_fields(run.vote)}
             report = self._worker.scheduler.dshuffle_report(**as_participant(self.spec, self.rank), **vote)
@@ -416,9 +388,9 @@ class WorkerSession:
         install, prepared = functools.partial(self._install, run), run.prepared
         if training is not None and prepared is not None:
             try:
-                await asyncio.wait_for(training.lock.swap(prepared.view, install), BUSY_AFTER)
+                await asyncio.wait_for(self.lock.swap(prepared.view, install), BUSY_AFTER)
             except TimeoutError:
-                readers = training.lock.readers
+                readers = self.lock.readers
                 tasks = "task" if readers == 1 else "tasks"
                 return CommitReply(busy=f"{readers} {tasks} of epoch {self.epoch} still running")
         else:
@@ -429,7 +401,6 @@ class WorkerSession:
             report = run.report(time.perf_counter() - started, self.take_training_time())
             self._committed = run_id, CommitReply(report=report)
             run.forget()
-            self._network.close_idle(MOST_IDLE)
             if self._disk is not None and training is not None:
                 self._disk.keep(run.epoch, training.cache, self.jobs)
         return self._committed[1]
@@ -441,7 +412,7 @@ class WorkerSession:
         for sender in self.senders.values():
             sender.end()
         if self.training is not None and run.prepared is not None:
-            self.training.receiver.commit(run.run_id)
+            self.training.receiver.commit()
             self.training.cache.commit(run.prepared.swap)
         self.reader.end_load()
         self._plans = {of: plan for of, plan in self._plans.items() if of[0] > run.epoch}
@@ -474,13 +445,10 @@ class WorkerSession:
         if self._closed:
             return
         self._closed = True
-        run, self._run = self._run, None
-        if run is not None:
+        runs, self._run, self._aborted = (self._run, self._aborted), None, None
+        for run in filter(None, runs):
             await run.stop()
             run.forget()
-        if self._aborted is not None:
-            self._aborted.forget()
-        self._aborted = None
         for task in self._background:
             task.cancel()
         if self._disk is not None:
@@ -489,11 +457,11 @@ class WorkerSession:
         await self.jobs.close()
         await self.reading.close()
         for sender in self.senders.values():
-            sender.close()
+            sender.end(closes=True)
         if (training := self.training) is not None:
             await training.receiver.close()
-            training.lock.close()  # tasks that run keep the rows
-            training.cache.close()
+            training.cache.close()  # tasks that run keep the rows
+        self.lock.close()
         if self.server_rows is not None:
             await asyncio.to_thread(self.server_rows.close)  # it waits for a read that is under way
         for plan in self._plans.values():
@@ -504,11 +472,20 @@ class WorkerSession:
             self._disk.close()
         self._network.close()
 
-    async def bring(self, *rows: Any, **state: Any) -> None:
-        """Bring samples into slots for the current run, which may go on with the rows of an aborted one."""
-        if self._run is None or self.training is None:
+    async def bring(self, *rows: Any, recovers: bool, **state: Any) -> None:
+        """Bring rows that no message has: all of a load, those of a delivery that reads the store, or lost ones.
+
+        They are for the current run, which may go on with the rows of an aborted one.
+        """
+        run, training = self._run, self.training
+        if run is None or training is None:
             raise ExchangeError("the run has ended")
-        await self._run.bring(self.training.cache, *rows, **state)
+        load = run.load
+        if recovers:  # not one of many workers that need rows of the same chunks reads them by itself
+            load = Load(f"recovery {run.run_id}", self.participant, 0, run.readers)
+        elif load is None:
+            load = Load(f"storage {run.run_id}", self.participant, 0, ())
+        await self.loader.bring(load, training.cache, *rows, former=run.load is not None, **state)
 
     def plan(self, epoch: int, delivery: str) -> asyncio.Future[Planned]:
         """The plan of an epoch, made once, even if its exchange is retried. If planning failed, it is tried again."""
@@ -574,10 +551,6 @@ class WorkerSession:
         if self._collective is not None:
             self._collective.fail("the session has moved on to another call of Epoch.together, or was closed")
 
-    def _received(self, run_id: int, reason: str | None, again: bool) -> None:
-        if self._run is not None:
-            self._run.received(run_id, reason, again)
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
@@ -639,8 +612,8 @@ class ExchangeRun:
         self._session = session
         self._delivery = delivery
         self._rate = rate
-        self._readers = readers
-        self._load = load
+        self.readers = readers
+        self.load = load
         self._before = before if before is not None and before._is_like(epoch, delivery, rate) else None
         self._made: tuple[Planned, Transport] | None = None  # the plan, and its rows cut into messages
         self._arrived: asyncio.Future[tuple[str | None, bool]] = asyncio.get_running_loop().create_future()
@@ -692,20 +665,20 @@ class ExchangeRun:
         """Drop the references to rows and packets, so that they do not outlive the run."""
         self._rows = self._before = None
 
-    def received(self, run_id: int, reason: str | None, again: bool) -> None:
+    def received(self, reason: str | None, again: bool) -> None:
         """Note that everything has arrived, or that the receiver has given up; called by the receiver."""
-        if run_id == self.run_id and not self._arrived.done():
+        if not self._arrived.done():
             self._arrived.set_result((reason, again))
 
     async def _exchange(self) -> tuple[str | None, bool]:
         """Why this worker is not ready (None if it is), and whether another attempt may succeed."""
         session, loop = self._session, asyncio.get_running_loop()
-        training, server_rows, load = session.training, session.server_rows, self._load
+        training, server_rows, load = session.training, session.server_rows, self.load
         before, self._before = self._before, None
-        restores = self._delivery == RESTORE
         if before is None:
             plan = await session.plan(self.epoch, self._delivery)
-            transport = await loop.run_in_executor(None, self._with_messages, plan.transport)
+            cache = None if training is None else training.cache
+            transport = await loop.run_in_executor(None, plan.transport.with_messages, self._rate, cache)
         else:
             assert before._made is not None
             plan, transport = before._made
@@ -714,22 +687,21 @@ class ExchangeRun:
             raise asyncio.CancelledError
         # The first messages are requested while the sources and sinks of their rows are still being prepared.
         served: asyncio.Future[RowSource] | None = None
-        if server_rows is not None and not restores:
+        if server_rows is not None and self._delivery != RESTORE:
             if load is not None and session.spec.loads_server:
                 bring = functools.partial(session.loader.bring, load._replace(owner=SERVER, alone=False))
                 self._loading.append(asyncio.ensure_future(server_rows.load(bring, self._ends.is_set)))
             # In a separate thread: with a coded plan this waits until all rows have been read.
-            served = loop.run_in_executor(None, transport.served, server_rows)
+            served = loop.run_in_executor(None, transport.source, SERVER, server_rows)
             self._begin_sending(transport, SERVER, served)
         if training is not None:
             if before is None:
-                rank, cache = training.rank, training.cache
-                source = session.planning.submit(transport.source, rank, cache)
-                sink = session.planning.submit(lambda: transport.sink(rank, cache, source.result(), session.bring))
+                rank, held, submit = training.rank, training.cache, session.planning.submit
+                source = submit(transport.source, rank, held)
+                sink = submit(lambda: transport.sink(rank, held, source.result(), session.bring))
                 # The sink has reserved the slots by then, so the next index can be built while its rows arrive.
-                prepared = session.planning.submit(self._prepare, plan, transport)
-                wrap = asyncio.wrap_future
-                self._rows = Rows(wrap(source), wrap(sink), wrap(prepared))
+                prepared = submit(self._prepare, plan, transport)
+                self._rows = Rows(*map(asyncio.wrap_future, (source, sink, prepared)))  # type: ignore[arg-type]
             else:
                 self._rows = before._rows
                 before.forget()
@@ -742,16 +714,16 @@ class ExchangeRun:
                 self.run_id,
                 transport.messages.receives[training.rank][1],
                 self._rows.sink,
+                self.received,
                 window=transport.messages.requests,
                 resumed=before is not None,
                 stop=self._ends.is_set,
-                seconds_to_read=session.loader.seconds_to_read if transport.readable else None,
             )
         for end in (*(self._rows or ()), *self._loading, *self._joining, served):
             if end is not None:
                 end.add_done_callback(self._give_up)
         if training is None and served is not None:
-            served.add_done_callback(lambda _: self.received(self.run_id, None, False))
+            served.add_done_callback(lambda _: self.received(None, False))
         reason, again = await self._arrived
         for waits in (*(self._rows or ()), *self._loading) if reason is None else ():
             await asyncio.shield(waits)
@@ -762,13 +734,6 @@ class ExchangeRun:
         error = None if end.cancelled() else end.exception()
         if error is not None and not self._arrived.done():
             self._arrived.set_exception(error)
-
-    def _with_messages(self, transport: Transport) -> Transport:
-        """Cut the rows into messages. Disks read them in another order."""
-        training = self._session.training
-        if training is not None and training.cache.on_disk:
-            transport = transport.for_disk(training.cache.n_free)
-        return transport.with_messages(self._rate)
 
     def _is_like(self, epoch: int, delivery: str, rate: float | None) -> bool:
         """Whether this run's messages are the same as those of another attempt, and its rows can be kept."""
@@ -781,23 +746,15 @@ class ExchangeRun:
 
     def _begin_sending(self, transport: Transport, participant: int, source: asyncio.Future[RowSource]) -> None:
         messages = transport.messages
+        window, to_one = (participant == SERVER and messages.of_server) or (messages.answers, None)
         self._session.senders[participant].begin(
             self.run_id,
             messages.sends[participant][1],
             source,
-            window=transport.answered_by(participant),
-            to_one=transport.answered_to_one_by(participant),
+            window=window,
+            to_one=to_one,
             acknowledged=messages.acknowledged,
         )
-
-    async def bring(self, cache: CachePartition, *rows: Any, recovers: bool, **state: Any) -> None:
-        """Bring rows that no message has: all of a load, those of a delivery that reads the store, or lost ones."""
-        load, participant = self._load, self._session.participant
-        if recovers:  # not one of many workers that need rows of the same chunks reads them by itself
-            load = Load(f"recovery {self.run_id}", participant, 0, self._readers)
-        elif load is None:
-            load = Load(f"storage {self.run_id}", participant, 0, ())
-        await self._session.loader.bring(load, cache, *rows, former=self._load is not None, **state)
 
     def _prepare(self, plan: Planned, transport: Transport) -> Prepared:
         """Prepare an epoch whose slots have been reserved."""

@@ -21,12 +21,11 @@ import dask
 import pytest
 from distributed import Future, Status
 
-import dshuffle.exchange.jobs
+import dshuffle.exchange.endpoints
 import dshuffle.runtime.client.cluster_view
 import dshuffle.runtime.client.epoch
 import dshuffle.runtime.client.session_client
 import dshuffle.runtime.worker.session
-import dshuffle.runtime.worker.sessions
 import dshuffle.runtime.worker.worker_plugin
 from dshuffle.errors import MixingWarning
 from dshuffle.kernels import load_kernels
@@ -183,16 +182,15 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
     ):
         warnings.simplefilter("ignore", MixingWarning)
         for module in (
-            dshuffle.exchange.jobs,
+            dshuffle.exchange.endpoints,
             dshuffle.runtime.worker.session,
-            dshuffle.runtime.worker.sessions,
+            dshuffle.runtime.worker.worker_plugin,
         ):
             threads = lambda n_threads, thread_name_prefix: SimulatedThreads(loop, n_threads)  # noqa: E731
             patch.setattr(module, "ThreadPoolExecutor", threads)
         patch.setattr("dshuffle.store.row_blocks.SMALLEST_BLOCK", 100)  # so that all workers read
         # Kernels are loaded once in a process.
         patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_kernels", LOADED)
-        patch.setattr(dshuffle.runtime.worker.sessions, "load_kernels", LOADED)
         patch.setattr(Candidates, "may_come", may_come)
         patch.setattr(time, "perf_counter", loop.time)  # measured rates decide how long messages are
         patch.setattr(OwnPlanner, "plan", plan_of_build)

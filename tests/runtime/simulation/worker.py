@@ -106,8 +106,8 @@ async def on_partition(
 ) -> Any:
     """``run_on_partition``, for a function that takes virtual time."""
     plugin = worker.plugins.get("dshuffle")
-    session = None if plugin is None else plugin.sessions.of_rank(session_id, rank)
-    if session is None:
+    session = None if plugin is None else plugin.sessions.get(session_id)
+    if session is None or session.rank != rank:
         raise WorkerLost(f"worker {worker.address} does not hold rank {rank} of session {session_id}")
     with session.partition(epoch) as partition:
         if fn is run_together:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.exchange.messages import MIB
+from dshuffle.exchange.mailboxes import MIB
 from dshuffle.exchange.transports import UNACKNOWLEDGED_BYTES
 from dshuffle.planning import SERVER, Choices, EpochPlanner, Global, ShuffleSpec
 from dshuffle.planning.cost import ClusterRates, Work, loads_of, message_counts
@@ -46,7 +46,7 @@ def test_rows_under_way_fit_the_window(n_workers, per_worker, row_nbytes, messag
     nbytes = longest(made.messages.receives[0][1]) * row_nbytes
     assert nbytes <= max(pacing.message_nbytes, row_nbytes)
     assert made.messages.requests == pacing.asked(nbytes)
-    nbytes, answered = longest(made.messages.sends[0][1]) * row_nbytes, made.answered_by(0)
+    nbytes, answered = longest(made.messages.sends[0][1]) * row_nbytes, made.messages.answers
     assert answered == 1 or answered * nbytes <= settings.window_bytes
     assert (answered + 1) * nbytes > settings.window_bytes, "there is room for one more"
     total = sum(len(items) for items, _ in made.messages.sends.values()) * row_nbytes
@@ -70,10 +70,20 @@ def test_both_ends_cut_rows_into_the_same_messages():
                 assert np.diff(flow.bounds).tolist() == np.diff(other.bounds).tolist()
 
 
+@pytest.mark.parametrize("rate", [None, 1e6, 1e9])
+def test_a_pair_of_workers_has_one_request_where_rows_are_few(rate):
+    flows = planned(3200, 32, 1000, Settings(), who=[3], rate=rate).messages
+    assert {flow.n_messages for _, each in (flows.sends[3], flows.receives[3]) for flow in each.values()} == {1}
+
+
 def test_a_server_of_packets_answers_few_at_once():
     settings = Settings(message_bytes=1000, window_bytes=3000)
-    assert planned(400, 8, 10, settings, "clique", [SERVER]).answered_by(SERVER) == 3
-    assert planned(400, 8, 10, settings, "server", [SERVER]).answered_by(SERVER) > 3
+    for n_workers, relay, each in ((8, "pipelined", 1), (3, "pipelined", 1), (4, "ring", None), (4, "unicast", None)):
+        packets = planned(400, n_workers, 10, settings, "clique", [SERVER], relay=relay)
+        assert packets.messages.of_server == (3, each)
+    served = planned(400, 8, 10, settings, "server", [SERVER]).messages
+    assert served.of_server is None
+    assert served.answers > 3
 
 
 @pytest.mark.parametrize("n_workers", [3, 8])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import types
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 
 from dshuffle.errors import WorkerLost
 from dshuffle.exchange.comms import Later
-from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.mailboxes import MessageId
+from dshuffle.runtime.messages import replying
 from dshuffle.runtime.worker import worker_plugin
-from dshuffle.runtime.worker.sessions import row_handlers
-from dshuffle.runtime.worker.worker_plugin import OF_SESSION, OPERATIONS
+from dshuffle.runtime.worker.worker_plugin import OF_SESSION, OPERATIONS, WorkerSessions
 
 COLLECTIVE: dict[str, Any] = {"session_id": "a", "number": 3}
 
@@ -38,6 +39,8 @@ MESSAGES: list[tuple[str, dict[str, Any]]] = [
     ("abort", {"session_id": "a", "run_id": 4}),
     ("training", {"session_id": "a"}),
     ("trained", {"session_id": "a", "epoch": 2}),
+    ("fetch", {"session_id": "a", "message": MessageId(5, 1, 0, 2), "acknowledged": [], "host": "h"}),
+    ("acknowledge", {"session_id": "a", "acknowledged": [MessageId(5, 1, 0, 2)]}),
 ]
 """Messages as the scheduler and other workers send them."""
 
@@ -80,19 +83,19 @@ class Session:
 class Sessions(dict[str, Session]):
     """The sessions of a worker."""
 
+    acknowledge, fetch, _note = WorkerSessions.acknowledge, WorkerSessions.fetch, WorkerSessions._note
+
     worker = types.SimpleNamespace(address="tcp://here")
 
 
 def test_requests_and_acknowledgements_of_rows() -> None:
     sessions: Any = Sessions(a=Session())
-    handlers = row_handlers(lambda: sessions)
+    fetch = replying("fetch", functools.partial(worker_plugin._carry_out, lambda: sessions, "fetch"))
     request = {"session_id": "a", "message": (5, 1, 0, 2), "acknowledged": [(4, 1, 0, 0), (4, 1, 0, 1)], "host": ""}
-    assert asyncio.run(handlers["dshuffle_fetch"](**request)) == {"status": "later"}
-    asyncio.run(handlers["dshuffle_acknowledge"](session_id="a", acknowledged=[(5, 1, 0, 0)]))
-    assert sessions["a"].acknowledged == [MessageId(4, 1, 0, 0), MessageId(4, 1, 0, 1), MessageId(5, 1, 0, 0)]
-    refused = asyncio.run(handlers["dshuffle_fetch"](**{**request, "session_id": "b"}))
+    assert asyncio.run(fetch(**request)) == {"status": "later"}
+    assert sessions["a"].acknowledged == [MessageId(4, 1, 0, 0), MessageId(4, 1, 0, 1)]
+    refused = asyncio.run(fetch(**{**request, "session_id": "b"}))
     assert refused == {"status": "refused", "reason": "the session is not open on this worker", "again": False}
-    asyncio.run(handlers["dshuffle_acknowledge"](session_id="b", acknowledged=[(5, 1, 0, 0)]))
 
 
 def test_a_worker_without_the_plugin_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import types
 from collections.abc import Iterator
@@ -13,9 +14,8 @@ import pytest
 
 from dshuffle.errors import ClusterError
 from dshuffle.runtime.messages import OpenOrder
-from dshuffle.runtime.worker import sessions as module
-from dshuffle.runtime.worker.disk import made_in_thread
-from dshuffle.runtime.worker.sessions import WorkerSessions
+from dshuffle.runtime.worker import worker_plugin as module
+from dshuffle.runtime.worker.worker_plugin import WorkerSessions
 
 
 class Session:
@@ -204,8 +204,17 @@ def test_it_is_closed_if_the_caller_is_cancelled(executor: ThreadPoolExecutor, n
     maker = Maker()
 
     async def main() -> None:
-        first = asyncio.ensure_future(made_in_thread(executor, maker.make, name, close=maker.open.remove))
-        waiting = asyncio.ensure_future(made_in_thread(executor, maker.make, "never", close=maker.open.remove))
+        sessions = types.SimpleNamespace(executor=executor)
+        first, waiting = [
+            asyncio.ensure_future(
+                WorkerSessions._made_in_thread(
+                    sessions,  # type: ignore[arg-type]
+                    functools.partial(maker.make, what),
+                    close=maker.open.remove,
+                )
+            )
+            for what in (name, "never")
+        ]
         assert await asyncio.to_thread(maker.begun.wait, 10)
         for task in (first, waiting):
             task.cancel()
