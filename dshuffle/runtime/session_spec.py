@@ -273,7 +273,7 @@ DEFAULTS = SessionOptions()
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 36
+PROTOCOL = 37
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 

@@ -160,7 +160,7 @@ def test_what_is_asked_for_is_weighed_against_a_global_shuffle():
         (("--profile", "{}#none"), "none cannot be read: 'none'. It must be in"),
         (("--profile", "{}#short"), "cannot be read: 'storage_request_seconds'"),
         (("--profile", "{}#broken"), "link_up=-3"),
-        (("--profile", "{}#endless"), "a finite rate > 0"),
+        (("--profile", "{}#endless"), "a rate > 0, which is finite for links"),
         (("--profile", "nowhere.toml#fast"), "nowhere.toml"),
     ],
 )

@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 import pytest
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.pipeline import PipelineResult, TrainedWay
 from dshuffle.planning import Choices
 from dshuffle.records import EpochRecord
 from dshuffle.report import TrainingPoint, render_html, render_text, story, write_report
@@ -289,5 +288,3 @@ def test_results_are_short(comparison):
     network = Network((4, 8, 3))
     trained = TrainedNetwork(network, network.first_parameters(0), network.first_statistics())
     assert repr(trained) == f"<TrainedNetwork (4, 8, 3), {len(trained.parameters)} parameters>"
-    result = PipelineResult((TrainedWay("global + peer", trained, (), 3),), None)
-    assert "<td>global + peer</td><td>3</td>" in result._repr_html_()

@@ -49,6 +49,9 @@ def test_a_damaged_checkpoint(clusters, labelled, written, damage, message):
         Shuffler.resume(clusters[3], labelled, written)
 
 
+CHANGE = {"carried": 0, "n_before": 2, "weights": []}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -66,8 +69,14 @@ def test_a_damaged_checkpoint(clusters, labelled, written, damage, message):
         ({"choices": None}, "damaged"),
         ({"n_workers": 0}, "damaged .*n_workers=0 is not allowed"),
         ({"changes": [1]}, "damaged"),
-        ({"changes": [{"epoch": 0, "carried": 0, "n_before": 2, "former": [0, 1]}]}, "damaged .*n_workers=3"),
-        ({"changes": [{"epoch": 5, "carried": 5, "n_before": 2, "former": [0, 1, -1]}]}, "damaged .*epoch=0 .*>= 5"),
+        (
+            {"changes": [{"epoch": 0, "carried": 0, "n_before": 2, "former": [0, 1], "weights": []}]},
+            "damaged .*n_workers=3",
+        ),
+        (
+            {"changes": [{"epoch": 5, "carried": 5, "n_before": 2, "former": [0, 1, -1], "weights": []}]},
+            "damaged .*epoch=0 .*>= 5",
+        ),
     ],
     ids=str,
 )
