@@ -399,8 +399,8 @@ class Slots:
             for era, last in zip(eras, [*(era.carried for era in eras[1:]), epoch], strict=True)
             for number in (None, *(self.epochs.after(era.epoch, last) if era.count else ()))
         ]
-        for era, number in reversed(steps) if back else steps:
-            step = era.handover if number is None else self.exchange(era, number)
+        for era, number in steps[::-1] if back else steps:
+            step: Handover | SlotExchange | None = era.handover if number is None else self.exchange(era, number)
             if step is not None:
                 yield step
 

@@ -93,7 +93,7 @@ def test_whole_chunks_are_mentioned_where_they_are_faster():
 )
 def test_the_best_is_the_fastest_and_changes_are_true(link, server, storage, chunk, alpha, over_links):
     cluster = ClusterRates(8, 10**link, 10**link, 10**server, 10**storage, storage_over_links=over_links)
-    work = Work(50_000, 1000, Choices(cache_fraction=alpha), chunk_rows=chunk)
+    work = Work(12_000, 4000, Choices(cache_fraction=alpha), chunk_rows=chunk)
     ways = all_ways(cluster, work)
     advice = recommend(cluster, ways)
     times = {p.work: p.exchange_seconds for p in compare_costs(cluster, ways)}

@@ -111,8 +111,6 @@ def test_more_of_anything_is_never_slower(delivery, name, factor, over_links):
     more = dataclasses.replace(cluster, **{name: getattr(cluster, name) * factor})
     after = predict(more, work)
     assert after.exchange_seconds <= before.exchange_seconds * (1 + 1e-12)
-    if before.bottleneck.startswith("processors") and name == "cores":
-        assert after.exchange_seconds <= before.exchange_seconds
 
 
 @pytest.mark.parametrize("delivery", ["peer", "clique"])
