@@ -41,7 +41,7 @@ from rich.table import Table
 import dshuffle
 from dshuffle.compare import SimulatedCluster
 from dshuffle.errors import ShardingWarning
-from dshuffle.planning import Choices, first_ranks
+from dshuffle.planning import Choices, Local, first_ranks
 from dshuffle.sharding import Sharding, distribution_aware, stratified
 from dshuffle.training import SoftmaxRegression, accuracy_on, fit_parameter_server
 
@@ -121,7 +121,7 @@ def study(
         metrics: dict[str, float] = {}
         if validate is not None:
             history = fit_parameter_server(
-                cluster.session(Choices("local"), made),
+                cluster.session(Choices(Local()), made),
                 model,
                 pace="free",
                 speeds=np.geomspace(1, 1 / ratio, workers).tolist(),

@@ -53,7 +53,7 @@ from studies.variance import VarianceRatio, variance_ratio
 import dshuffle
 from dshuffle.compare import SimulatedCluster
 from dshuffle.errors import ShardingWarning
-from dshuffle.planning import Choices, first_ranks
+from dshuffle.planning import Choices, Local, first_ranks
 from dshuffle.sharding import Sharding, distribution_aware, stratified
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import SoftmaxRegression, fit_parameter_server
@@ -152,7 +152,7 @@ def final_metrics(setting: Setting, sharding: str, seeds: range, samples: int, e
     finals: Finals = {name: [] for name in METRICS}
     for seed in seeds:
         history = fit_parameter_server(
-            cluster.session(Choices("local"), ranks_of(sharding, setting.data, samples, seed)),
+            cluster.session(Choices(Local()), ranks_of(sharding, setting.data, samples, seed)),
             model,
             epochs=epochs,
             batch_size=BATCH,
