@@ -358,8 +358,8 @@ def test_an_adaptive_cluster_keeps_the_workers_of_a_session(new_processes, small
         eventually(lambda: len(client.scheduler_info()["workers"]) == 1)
 
 
-def test_a_stopped_worker_is_named_while_its_task_is_waited_for(new_processes, small, monkeypatch, caplog):
-    monkeypatch.setattr("dshuffle.runtime.client.epoch.PATIENCE", 0.6)
+def test_a_stopped_worker_is_named_while_the_client_gathers(new_processes, small, monkeypatch, caplog):
+    monkeypatch.setattr("dshuffle.runtime.client.shuffler.PATIENCE", 0.6)
     with (
         dask.config.set({"dshuffle.heartbeat": "2s"}),
         new_processes(2) as cluster,
@@ -372,9 +372,8 @@ def test_a_stopped_worker_is_named_while_its_task_is_waited_for(new_processes, s
         futures = epoch.map(lambda partition: time.sleep(1))
         time.sleep(0.3)
         os.kill(pid, signal.SIGSTOP)
-        threading.Timer(5, os.kill, (pid, signal.SIGCONT)).start()
-        assert list(shuffler.epochs(0)) == []
+        threading.Timer(8, os.kill, (pid, signal.SIGCONT)).start()
         client.gather(futures)
     said = [record.getMessage() for record in caplog.records if "waiting for tasks on" in record.getMessage()]
-    assert said
+    assert 1 <= len(said) <= 4
     assert all("rank 1 (tcp://" in text and "which has not answered for " in text for text in said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 
 import dask
@@ -49,9 +50,12 @@ def short_timeout(monkeypatch):
         yield
 
 
-def test_a_scheduler_that_does_not_say_which_workers_there_are(short_timeout):
+def test_a_scheduler_that_does_not_say_which_workers_there_are(short_timeout, caplog, monkeypatch):
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.LOG_AFTER", 0.05)
     with pytest.raises(ClusterError, match=r"the scheduler at tcp://silent:1 did not answer within 0\.3 s"):
         cluster_info(SilentClient())
+    assert re.search(r"dshuffle: the scheduler at tcp://silent:1 has not answered for \d+ s", caplog.text)
+    assert 1 <= len(caplog.records) <= 3  # after 0.05, 0.1 and 0.2 s
 
 
 def test_a_cluster_that_is_not_set_up_in_time(short_timeout, monkeypatch):

@@ -34,6 +34,9 @@ T = TypeVar("T")
 ANSWER_WITHIN = 15.0
 """Seconds that every call may take, also with a shorter ``dshuffle.timeout``: the machine may be busy."""
 
+LOG_AFTER = 3.0
+"""Seconds after which a call that still waits says so for the first time; then after twice that time, and so on."""
+
 LOST_WORKER, DEFAULT_LOST = "distributed.deploy.lost-worker-timeout", "15s"
 """Setting of Dask, and its default: time after which a cluster ends the job or the nanny of a worker that is away."""
 
@@ -59,9 +62,16 @@ def answer(client: Client, call: Callable[[], Awaitable[T]], sender: str, second
     """Return the answer to a call, or raise TimeoutError."""
     limit = limit_of(seconds)
 
+    async def pass_time() -> None:
+        waited, pause = 0.0, LOG_AFTER
+        while waited + pause < limit:
+            await asyncio.sleep(pause)
+            waited = pause = waited + pause
+            logger.warning("dshuffle: %s has not answered for %.0f s", sender, waited)
+        await asyncio.sleep(limit - waited)
+
     async def ask() -> T:
-        error = TimeoutError(f"{sender} did not answer within {limit:g} s")
-        return await unless(asyncio.sleep(limit), call(), error)
+        return await unless(pass_time(), call(), TimeoutError(f"{sender} did not answer within {limit:g} s"))
 
     result: T = client.sync(ask)
     return result

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
@@ -82,6 +83,7 @@ class EpochTasks:
     error: BaseException | None = None  # that has kept the epoch from ending
     interrupted: bool = False  # whether the session was lost, and the loop has heard of it otherwise than by a task
     over: bool = False  # whether another epoch has begun, or the shuffler is closed
+    called_at: float = 0.0
 
     @property
     def any_call_done(self) -> bool:
@@ -95,7 +97,7 @@ class EpochTasks:
 
     def next_call(self) -> int:
         """The number of a new call."""
-        self.n_calls += 1
+        self.n_calls, self.called_at = self.n_calls + 1, time.monotonic()
         self.error = None
         return self.n_calls - 1
 

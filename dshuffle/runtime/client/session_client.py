@@ -207,7 +207,7 @@ class SessionClient:
                     heard = time.monotonic()
                 elif time.monotonic() - began >= patience:
                     patience *= 2
-                    await self._say_why()
+                    await self.say_why_now()
             return call.result()
         finally:
             call.cancel()
@@ -229,11 +229,12 @@ class SessionClient:
             if self.silence.leaving:
                 self.client.sync(self._check_alive, time.monotonic())
             else:
-                self.client.sync(self._say_why)
+                self.client.sync(self.say_why_now)
         except OSError as error:
             raise ClusterError(_is_gone(self.client, error)) from error
 
-    async def _say_why(self) -> None:
+    async def say_why_now(self) -> None:
+        """Log what tasks wait for."""
         try:
             reason = await self._waiting()
         except (OSError, DShuffleError):

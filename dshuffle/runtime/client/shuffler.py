@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import importlib
@@ -42,6 +43,7 @@ from dshuffle.runtime.client.checkpoints import (
 from dshuffle.runtime.client.cluster_view import check_client, is_adaptive, keep_nannies, wait_for_workers
 from dshuffle.runtime.client.epoch import Epoch, EpochTasks
 from dshuffle.runtime.client.session_client import (
+    PATIENCE,
     Membership,
     OpenSession,
     install_plugin,
@@ -319,6 +321,7 @@ class Shuffler:
         self._record: EpochRecord | None = None  # of the current epoch, without its training
         self._requested_at = 0.0  # when the client asked for the current epoch
         self._handed_out = True  # whether the current epoch has been yielded
+        self._watches = False
         self.elastic, self.closed = options.elastic, False
 
     @classmethod
@@ -611,6 +614,10 @@ class Shuffler:
             **{name: getattr(exchange, name) for name in MEASURED},
             **exchange.measures.to_dict(),
         )
+        if not self._watches:
+            self._watches = True
+            loop: Any = self.client.loop
+            loop.add_callback(_watch, weakref.ref(self))
 
     def _end_record(self, training: Sequence[TrainingTime] | None, ended: float) -> None:
         """Keep the record of the current epoch, if the times of its training are known."""
@@ -702,6 +709,23 @@ class Shuffler:
     @property
     def _calls(self) -> OpenSession:
         return self._membership.current
+
+
+async def _watch(watched: weakref.ref[Shuffler]) -> None:
+    """Say what tasks wait for after some seconds, and twice that time, and so on, also while the user gathers."""
+    said = 0.0
+    while (shuffler := watched()) is not None and not shuffler.closed and shuffler._calls.connected:
+        session, tasks = shuffler._calls, shuffler._position.tasks
+        waits = tasks is not None and not all(future.done() for future in tasks.futures)
+        seconds = time.monotonic() - tasks.called_at if waits and tasks is not None else 0.0
+        del shuffler, tasks
+        if seconds < PATIENCE:
+            said = 0.0
+        elif seconds >= 2 * said:
+            said = seconds
+            await session.say_why_now()
+        del session
+        await asyncio.sleep(PATIENCE / 3)
 
 
 def run_with_retries(
