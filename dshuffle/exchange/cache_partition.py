@@ -337,13 +337,34 @@ class CachePartition:
 
     def prepare(self, held: NDArray[np.int64]) -> Swap:
         """Build the state after a commit that keeps ``held`` (sorted), a subset of the held and incoming samples."""
-        slots = self._incoming.search(held)  # rows on a disk may move to other slots
-        stays = slots < 0
-        slots[stays] = self.index.find(held[stays])
+        slots = np.empty(len(held), dtype=np.int64)
         free = np.ones(len(self.rows), dtype=np.bool_)
-        free[slots] = False
+        incoming, index = self._incoming, self.index  # rows on a disk may move to other slots
+        missing = _merge(incoming.sample_ids, incoming.slots, index.sample_ids, index.slots, held, slots, free)
+        if missing >= 0:
+            raise ExchangeError(f"sample {int(held[missing])} must be kept, but is neither held nor incoming")
         return Swap(Index(held, slots), np.flatnonzero(free))
 
     def commit(self, swap: Swap) -> None:
         """Install a prepared state in constant time, so that it can run on an event loop."""
         self.index, self.free, self._incoming = swap.index, swap.free, EMPTY
+
+
+@kernel("(i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], b1[::1])")
+def _merge(ids_a, slots_a, ids_b, slots_b, held, slots, free):  # type: ignore[no-untyped-def]
+    """Find ascending ``held`` in two ascending indices in one pass; return the position of a missing id, or -1."""
+    a, b = 0, 0
+    for i in range(held.size):
+        sample = held[i]
+        while a < ids_a.size and ids_a[a] < sample:
+            a += 1
+        while b < ids_b.size and ids_b[b] < sample:
+            b += 1
+        if a < ids_a.size and ids_a[a] == sample:
+            slots[i] = slots_a[a]
+        elif b < ids_b.size and ids_b[b] == sample:
+            slots[i] = slots_b[b]
+        else:
+            return i
+        free[slots[i]] = False
+    return -1

@@ -85,39 +85,32 @@ class SharedMemory:
     # nbytes: size in bytes. The kernel provides pages when they are first written.
 
     def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
-        self.idle: list[Buffer] = []
-        self._n_buffers = 0
-        fd = os.memfd_create("dshuffle", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.nbytes = nbytes
+        self._fd = os.memfd_create("dshuffle", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, nbytes)
+            os.ftruncate(self._fd, nbytes)
             # Not against writing: buffers are used again.
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            status = os.fstat(fd)
-            self._memory = mmap.mmap(fd, nbytes)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._status = os.fstat(self._fd)
+            self._memory = mmap.mmap(self._fd, nbytes)
         except BaseException:
-            os.close(fd)
+            os.close(self._fd)
             raise
-        self._file = os.getpid(), fd, status.st_dev, status.st_ino
-        self._close_fd = weakref.finalize(self._memory, os.close, fd)
+        self._close_fd = weakref.finalize(self._memory, os.close, self._fd)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no buffer is in use."""
-        return len(self.idle) == self._n_buffers
-
-    def cut(self, n_rows: int, row_nbytes: int) -> None:
-        """Cut the memory into as many buffers as there is room for. All earlier ones must be idle."""
+    def cut(self, n_rows: int, row_nbytes: int) -> list[tuple[ByteMatrix, Checksums, Place]]:
+        """As many buffers as there is room for: rows, their checksums, and their place."""
+        # All earlier buffers must be out of use.
         length = buffer_nbytes(n_rows, row_nbytes)
-        self.idle = []
-        for first in range(0, self._nbytes - length + 1, length):
-            place = Place(*self._file, first, _rows_after(n_rows), n_rows, row_nbytes)
-            self.idle.append(Buffer(*_arrays(self._memory, first, place), place))
-        self._n_buffers = len(self.idle)
+        rows_after = _rows_after(n_rows)
+        file = (os.getpid(), self._fd, self._status.st_dev, self._status.st_ino)
+        places = [
+            Place(*file, first, rows_after, n_rows, row_nbytes) for first in range(0, self.nbytes - length + 1, length)
+        ]
+        return [(*_arrays(self._memory, place.first, place), place) for place in places]
 
     def close(self) -> None:
         """Free the memory, but not what receivers have mapped, nor a buffer that is still in use. Idempotent."""
-        self.idle = []
         self._close_fd()
         with contextlib.suppress(BufferError):  # then the last buffer takes the memory with it
             self._memory.close()
@@ -168,6 +161,11 @@ class Buffer:
     checksums: Checksums
     place: Place | None = None  # Where another process of this host can map both; None if it cannot.
 
+    @classmethod
+    def new(cls, layout: RowLayout, n_rows: int) -> Buffer:
+        """Allocate memory that is not shared."""
+        return cls(layout.empty(n_rows), np.empty(n_rows, dtype=np.uint32))
+
     def first(self, n_rows: int) -> Buffer:
         """The part for a message that has fewer rows."""
         place = None if self.place is None else self.place._replace(n_rows=n_rows)
@@ -175,67 +173,99 @@ class Buffer:
 
 
 class BufferPool:
-    """The buffers of messages. Those that receivers on this host map are used again."""
+    """A pool of buffers, each large enough for one full message."""
 
     # rows_per_message: number of rows in a full message.
-    # size: number of buffers of ``rows_per_message`` rows in shared memory, which is made when it is first needed.
-    # There are more if messages are shorter, with the same total number of rows.
+    # size: maximum number of idle buffers of ``rows_per_message`` rows. The pool keeps more buffers if messages are
+    # shorter, with the same total number of rows. Shared memory for as many rows is added when it is first needed.
 
     def __init__(self, layout: RowLayout, rows_per_message: int, size: int) -> None:
         self._layout = layout
         self._rows = rows_per_message
-        self._nbytes = size * buffer_nbytes(rows_per_message, layout.nbytes)
-        self._memory: SharedMemory | None = None
+        self._room = size * rows_per_message
+        self._shared_nbytes = size * buffer_nbytes(rows_per_message, layout.nbytes)
+        self._idle: list[Buffer] = []
         self._in_use: dict[MessageId, Buffer] = {}
+        self._memory: SharedMemory | None = None
+        self._idle_shared: list[Buffer] = []
+        self._n_shared = 0
 
     def begin(self, rows_per_message: int) -> None:
         """Begin a run whose longest message has ``rows_per_message`` rows, 0 if it has none."""
-        # Buffers much longer than the messages would take more memory than the window allows for.
-        if rows_per_message and not self._rows * 7 // 8 <= rows_per_message <= self._rows:
-            self._rows = rows_per_message
-        if self._memory is not None and self._memory.is_idle:
-            self._memory.cut(self._rows, self._layout.nbytes)
-        else:  # a receiver may still be reading a buffer that was never given back
+        # Buffers that were never given back are dropped and not reused, because Dask or a receiver may still be reading
+        # them.
+        self._in_use.clear()
+        if len(self._idle_shared) < self._n_shared:
             self._drop_memory()
+        if not rows_per_message:  # a run without messages keeps the buffers for the next one
+            return
+        # Buffers much longer than the messages would take more memory than the window allows for.
+        if not self._rows * 7 // 8 <= rows_per_message <= self._rows:
+            self._rows = rows_per_message
+            self._idle.clear()
+        self._cut()
 
     def take(self, message: MessageId, n_rows: int, *, shared: bool = False) -> Buffer:
-        """Reserve a buffer for a message until it is given back; a ``shared`` one if it is long and there is one."""
-        # A message that is packed again because its first reply was lost gets another buffer.
-        self._in_use.pop(message, None)
-        if shared and n_rows * self._layout.nbytes > LEAST_NBYTES and (idle := self._shared_buffers()):
-            self._in_use[message] = idle.pop()
-            return self._in_use[message].first(n_rows)
-        return Buffer(self._layout.empty(n_rows), np.empty(n_rows, np.uint32))
+        """Reserve a buffer for a message until it is given back."""
+        # A message that is packed again because its first reply was lost gets another buffer: Dask may still hold the
+        # first one. A long message gets a ``shared`` buffer if there is one.
+        buffer = self._take_shared() if shared and n_rows * self._layout.nbytes > LEAST_NBYTES else None
+        if buffer is None:
+            buffer = self._idle.pop() if self._idle else self._new(n_rows)
+        self._in_use[message] = buffer
+        return buffer.first(n_rows)
+
+    def single_use(self, n_rows: int) -> Buffer:
+        """Make a buffer for a short message that is not given back: Dask drops it once it is sent."""
+        return Buffer.new(self._layout, n_rows)
 
     def give_back(self, message: MessageId) -> None:
         """Release the buffer of a message that the receiver has unpacked."""
-        if (buffer := self._in_use.pop(message, None)) is not None and self._memory is not None:
-            self._memory.idle.append(buffer)
+        buffer = self._in_use.pop(message, None)
+        if buffer is None or len(buffer.rows) != self._rows:
+            return
+        if buffer.place is not None:
+            self._idle_shared.append(buffer)
+        elif (len(self._idle) + 1) * self._rows <= self._room:
+            self._idle.append(buffer)
 
     def drop(self, message: MessageId) -> None:
-        """Forget the buffer of a message, without reusing it: a receiver may still be reading it."""
+        """Forget the buffer of a message, without reusing it: Dask or a receiver may still be reading it."""
         self._in_use.pop(message, None)
 
     def close(self) -> None:
         """Free all buffers that are not in use. Later buffers are not shared."""
-        self._nbytes = 0
+        self._in_use.clear()
+        self._idle.clear()
+        self._shared_nbytes = 0
         self._drop_memory()
 
     def _drop_memory(self) -> None:
-        self._in_use.clear()
+        self._idle_shared, self._n_shared = [], 0
         if self._memory is not None:
             self._memory.close()
-        self._memory = None
+            self._memory = None
 
-    def _shared_buffers(self) -> list[Buffer]:
-        if self._memory is None and self._nbytes:
+    def _take_shared(self) -> Buffer | None:
+        if self._memory is None and self._shared_nbytes:
             try:
-                self._memory = SharedMemory(self._nbytes)
-                self._memory.cut(self._rows, self._layout.nbytes)
+                self._memory = SharedMemory(self._shared_nbytes)
             except OSError as error:
-                self._nbytes = 0
+                self._shared_nbytes = 0
                 logger.warning("dshuffle: messages to workers of this host use the network: %s", error)
-        return [] if self._memory is None else self._memory.idle
+            self._cut()
+        return self._idle_shared.pop() if self._idle_shared else None
+
+    def _cut(self) -> None:
+        """Cut the shared memory into buffers of full messages."""
+        buffers = [] if self._memory is None else self._memory.cut(self._rows, self._layout.nbytes)
+        self._idle_shared = [Buffer(*buffer) for buffer in buffers]
+        self._n_shared = len(buffers)
+
+    def _new(self, n_rows: int) -> Buffer:
+        # The last message of a flow may be short; only full-size buffers are worth keeping.
+        full = n_rows * 2 >= self._rows
+        return Buffer.new(self._layout, self._rows if full else n_rows)
 
 
 _INFO = struct.Struct("=52xI")

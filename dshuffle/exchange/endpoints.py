@@ -443,7 +443,8 @@ class Sender:
         if (packed := self._packed.get(message)) is not None:
             self._buffers.drop(message)  # the first reply may still be on its way when this one is acknowledged
             return packed[1]
-        buffer = self._buffers.take(message, last - first, shared=shared and self._acknowledged)
+        pool, n_rows = self._buffers, last - first
+        buffer = pool.take(message, n_rows, shared=shared) if self._acknowledged else pool.single_use(n_rows)
         self.meter.gather_seconds += await self._jobs.run(
             timed, source, first, last, buffer.rows, buffer.checksums, nbytes=buffer.rows.nbytes
         )

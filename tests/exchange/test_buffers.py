@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshuffle.exchange import comms as buffers
 from dshuffle.exchange.comms import Buffer, BufferPool
 from dshuffle.exchange.mailboxes import MessageId
 from dshuffle.rows import RowLayout
 
 LAYOUT = RowLayout.of({"x": (np.dtype("u1"), (2**16,))})
 ROWS = 10
+
+both = pytest.mark.parametrize("shared", [False, True], ids=["own memory", "shared memory"])
 
 
 def message(sequence: int, run_id: int = 1) -> MessageId:
@@ -63,24 +66,36 @@ def test_no_two_messages_in_use_share_a_buffer(data: st.DataObject, size: int) -
                 in_use.clear()
 
 
-def test_a_buffer_that_is_given_back_is_used_again() -> None:
+@both
+def test_a_buffer_that_is_given_back_is_used_again(shared: bool) -> None:
     pool = BufferPool(LAYOUT, ROWS, size=2)
-    first = pool.take(message(0), ROWS, shared=True)
+    first = pool.take(message(0), ROWS, shared=shared)
     pool.give_back(message(0))
-    again = pool.take(message(1), ROWS - 5, shared=True)  # also for a shorter message
+    again = pool.take(message(1), ROWS - 5 if shared else ROWS - 7, shared=shared)  # also for a shorter message
     assert address(again) == address(first)
-    assert len(again.rows) == len(again.checksums) == ROWS - 5
+    assert len(again.rows) == len(again.checksums) == (ROWS - 5 if shared else ROWS - 7)
     pool.give_back(message(1))
-    assert address(pool.take(message(2), ROWS, shared=True)) == address(first)
+    assert address(pool.take(message(2), ROWS, shared=shared)) == address(first)
+
+
+@both
+def test_what_was_not_given_back_is_not_used_again(shared: bool) -> None:
+    pool = BufferPool(LAYOUT, ROWS, size=2)
+    abandoned = pool.take(message(0), ROWS, shared=shared)
+    pool.begin(ROWS)
+    pool.give_back(message(0))  # an acknowledgement of the run before
+    buffers = [pool.take(message(i, run_id=2), ROWS, shared=shared) for i in range(4)]
+    assert not any(share_memory(buffer, abandoned) for buffer in buffers)
+    assert sum(buffer.place is not None for buffer in buffers) == (2 if shared else 0)
 
 
 def test_without_shared_memory_messages_get_other_buffers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(nbytes: int) -> None:
         raise OSError("too many open files")
 
-    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(buffers, "SharedMemory", refuse)
     pool = BufferPool(LAYOUT, ROWS, size=2)
     assert [pool.take(message(i), ROWS, shared=True).place for i in range(2)] == [None, None]
     assert caplog.text.count("use the network: too many open files") == 1

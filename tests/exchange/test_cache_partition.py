@@ -111,7 +111,7 @@ def test_a_sample_that_is_not_held_is_named(wanted: list[int]) -> None:
 def test_a_commit_cannot_keep_what_is_not_here(kept: list[int]) -> None:
     cache, truth = loaded()
     bad = next(sample for sample in kept if sample != 1)
-    with pytest.raises(ExchangeError, match=f"sample {bad} is not in this cache partition"):
+    with pytest.raises(ExchangeError, match=f"sample {bad} must be kept, but is neither held nor incoming"):
         cache.prepare(np.array(kept))
     check(cache, truth, set(range(6)), np.random.default_rng(0))
 

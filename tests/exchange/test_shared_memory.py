@@ -23,11 +23,10 @@ import numpy as np
 from dshuffle.exchange.comms import SharedMemory, buffer_nbytes, host
 n_rows, row_nbytes = 6, 40
 memory = SharedMemory(3 * buffer_nbytes(n_rows, row_nbytes))
-memory.cut(n_rows, row_nbytes)
-for number, buffer in enumerate(memory.idle):
-    buffer.rows[:] = np.arange(buffer.rows.size).reshape(buffer.rows.shape) % 251 + number
-    buffer.checksums[:] = np.arange(n_rows) + 1000 * number
-    print(*buffer.place, flush=True)
+for number, (rows, checksums, place) in enumerate(memory.cut(n_rows, row_nbytes)):
+    rows[:] = np.arange(rows.size).reshape(rows.shape) % 251 + number
+    checksums[:] = np.arange(n_rows) + 1000 * number
+    print(*place, flush=True)
 print(host(), flush=True)
 sys.stdin.read()
 """
@@ -95,7 +94,11 @@ def test_a_place_beyond_the_end_of_the_file(holder) -> None:
         mapped(place._replace(first=3 * buffer_nbytes(6, 40)))
 
 
-@pytest.mark.parametrize("numbers", [{"first": -4096}, {"first": 1}, {"n_rows": -1}, {"row_nbytes": -1}], ids=str)
+@pytest.mark.parametrize(
+    "numbers",
+    [{"first": -4096}, {"first": 1}, {"n_rows": -1}, {"row_nbytes": -1}],
+    ids=str,
+)
 def test_a_place_that_is_no_part_of_the_file(holder, numbers: dict[str, int]) -> None:
     place = holder[1][0]
     with pytest.raises(OSError, match=r"has less memory than it says|Invalid argument"):
