@@ -109,11 +109,9 @@ def fetched(worker: SharingWorker, *, shares_memory: bool = True) -> list[int]:
 @pytest.fixture
 def buffer() -> Buffer:
     """A message in shared memory, all 7."""
-    memory = SharedMemory(buffer_nbytes(2, 8))
-    memory.cut(2, 8)
-    [buffer] = memory.idle
-    buffer.rows[:] = 7
-    return buffer
+    [buffer] = SharedMemory(buffer_nbytes(2, 8)).cut(2, 8)
+    buffer[0][:] = 7
+    return Buffer(*buffer)
 
 
 def test_messages_of_this_host_are_mapped(buffer: Buffer) -> None:
