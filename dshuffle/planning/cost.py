@@ -756,7 +756,8 @@ def recommend(cluster: ClusterRates, ways: Sequence[Work]) -> Recommendation:
     if not shuffling:
         raise InvalidParameter.of("ways", [way.way for way in ways], "a list with a 'global' or 'aligned' way")
     predictions = [timed(cluster, *candidate) for candidate in candidates]
-    best = _fastest([p for p in predictions if p.work.rule.redraws_all])
+    everything = [p for p in predictions if p.work.rule.redraws_all]
+    best = everything[_fastest(list(map(_took, everything)))]
     took, training, instead = best.exchange_seconds, best.work.training_seconds, None
     whole = min((p for p in predictions if p.work.rule.in_chunks), key=_took, default=None)
     if whole is not None and whole.exchange_seconds * (1 + EQUALLY) >= took:
@@ -822,10 +823,9 @@ def _limit(p: Prediction) -> str:
     return f"{name}{of} takes {human_seconds(seconds)}{more}{coded}"
 
 
-def _fastest(predictions: Sequence[Prediction]) -> Prediction:
-    """The first one whose time is about the least; they are ordered from simple to complex."""
-    least = min(map(_took, predictions))
-    return next(p for p in predictions if p.exchange_seconds <= least * (1 + EQUALLY))
+def _fastest(seconds: Sequence[float]) -> int:
+    """The place of the first time that is about the least; strategies are ordered from simple to complex."""
+    return next(place for place, took in enumerate(seconds) if took <= min(seconds) * (1 + EQUALLY))
 
 
 def _changes(cluster: ClusterRates, candidates: Sequence[Candidate], best: Prediction) -> tuple[Change, ...]:
@@ -837,8 +837,8 @@ def _changes(cluster: ClusterRates, candidates: Sequence[Candidate], best: Predi
         for factors in FACTORS:
             for factor in factors.tolist():
                 scaled = cluster.scaled(what, factor)
-                winner = _fastest([timed(scaled, *candidate) for candidate in candidates])
-                if winner.work.way != best.work.way:
-                    changes.append(Change(what, factor, winner))
+                winner = candidates[_fastest([_exchange(scaled, *candidate)[1] for candidate in candidates])]
+                if winner[0].way != best.work.way:
+                    changes.append(Change(what, factor, timed(scaled, *winner)))
                     break
     return tuple(changes)
