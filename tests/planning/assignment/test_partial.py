@@ -40,7 +40,7 @@ def test_two_workers_that_exchange_everything_mix_nothing():
 def test_a_session_warns_where_more_moves_for_nothing(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.arange(100)})
     with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
-        with pytest.warns(MixingWarning, match="partial:1.0.*Use 'global', 'partial:0.5'"):
+        with pytest.warns(MixingWarning, match="partial:1.0.*Use 'global' or 'partial:0.5'"):
             dshuffle.Shuffler(client, dataset, assignment="partial:1.0").close()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
