@@ -91,17 +91,19 @@ def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
         raise
 
 
-def cache_folder() -> Path:
+def cache_folder(*, temporary: bool = True) -> Path:
     """Return dshuffle's own folder among the caches of this user, which is made if it does not exist.
 
     It is in ``XDG_CACHE_HOME`` or ``~/.cache``. If that cannot be used, such as in a container, it is ``dshuffle-UID``
-    in the folder for temporary files.
+    in the folder for temporary files, unless ``temporary`` is false, for what the user's hosts must have in common.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         # A relative place is ignored, as its specification says.
         return _made((caches if caches.is_absolute() else Path.home() / ".cache") / "dshuffle")
     except (OSError, RuntimeError):
+        if not temporary:
+            raise
         return _made(Path(tempfile.gettempdir(), f"dshuffle-{os.geteuid()}"))
 
 
@@ -112,13 +114,13 @@ def _made(path: Path) -> Path:
     return path
 
 
-def user_key() -> bytes:
+def user_key(*, temporary: bool = True) -> bytes:
     """Return 32 random bytes that only this user has, on all hosts that share the user's cache folder.
 
     They are in the file ``key`` of :func:`cache_folder`, which is made if it does not exist. Raises OSError if there
     is no such folder, or the file is damaged.
     """
-    path = cache_folder() / "key"
+    path = cache_folder(temporary=temporary) / "key"
     if not path.exists():
         file, new = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(file, "wb") as opened:

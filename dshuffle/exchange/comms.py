@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from distributed import Status, Worker
-from distributed.protocol.serialize import to_serialize
+from distributed.protocol.serialize import ToPickle, to_serialize
 
 from dshuffle.emulated_links import emulated
 from dshuffle.errors import ExchangeError
@@ -352,7 +352,9 @@ def to_fields(reply: Reply) -> dict[str, Any]:
 
 
 def from_fields(fields: object, sender: str) -> Reply:
-    """The reply of which :func:`to_fields` made fields."""
+    """The reply of which :func:`to_fields` made fields. Raises the error that it has instead."""
+    if isinstance(fields, dict) and fields.get("status") == "error":
+        raise fields["error"].data if isinstance(fields["error"], ToPickle) else fields["error"]
     try:
         read = msgspec.convert(fields, Refusal | Later | _RowFields)
         if not isinstance(read, _RowFields):

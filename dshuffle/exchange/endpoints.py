@@ -211,8 +211,9 @@ class Receiver:
         return any(arrived == sender for arrived, _ in self._arrived)
 
     def commit(self) -> None:
-        """End the run, of which everything has arrived."""
+        """End the run, of which everything has arrived, and let go of it: training may take long."""
         self._flows, self._sink = {}, None
+        self._report, self._stop = lambda *_: None, lambda: False
         self._arrived.clear()
 
     async def abort(self) -> None:

@@ -243,7 +243,6 @@ class KeptPartition:
     def close(self) -> None:
         """Let other sessions remove the partition."""
         self._file.close()
-        del self._file
         self._lock.close()
 
 

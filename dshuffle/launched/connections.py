@@ -260,12 +260,12 @@ def hosts_of(place: Place) -> tuple[str, str]:
 SET_SECRET = f"Set {VARIABLE} to the same {LEAST_LENGTH} or more random characters on all ranks"
 
 
-def _secret() -> bytes:
+def _secret(*, temporary: bool) -> bytes:
     text = os.environ.get(VARIABLE)
     if text is None:
         try:
-            return user_key()
-        except OSError as error:
+            return user_key(temporary=temporary)
+        except (OSError, RuntimeError) as error:  # RuntimeError: this user does not have a home
             text = f"there is no secret for the ranks of the job, because {error}.\n{SET_SECRET}"
             raise ClusterError(text, transient=False) from error
     if len(text) < LEAST_LENGTH:
@@ -283,7 +283,7 @@ def job_scheme(place: Place, port: int) -> str:
     With TLS, who may connect is up to the certificates.
     """
     uses_tls = Security().require_encryption or dask.config.get("distributed.comm.default-scheme") == "tls"
-    key = b"" if uses_tls else hmac.digest(_secret(), b"dshuffle.spmd", "sha256")
+    key = b"" if uses_tls else hmac.digest(_secret(temporary=place.address == LOOPBACK), b"dshuffle.spmd", "sha256")
     job = hashlib.sha256(f"{place.job}; port {port}".encode()).digest()
     scheme = f"dshuffle-{job.hex()[:16]}"
 

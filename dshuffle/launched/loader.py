@@ -359,7 +359,7 @@ class SpmdLoader:
             raise InvalidParameter.of("checkpoint", None, "a file or an object, to save the position there")
         if not self.rank:
             self._opened()
-            Checkpoint(self._checkpoint, self._dataset).write(self._position())
+            Checkpoint(self._checkpoint, self._dataset, was_used=True).write(self._position())
 
     def __enter__(self) -> Self:
         return self
@@ -519,7 +519,7 @@ class SpmdLoader:
             self._end_epoch()
         elif epoch is not None and self._checkpoint is not None:
             self._attach()
-            shuffler.save(self._checkpoint)
+            Checkpoint(self._checkpoint, self._dataset, was_used=True).write(shuffler.state_dict())
         if shuffler is not None:
             shuffler.close()
         assert self._rank.job is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -296,9 +297,9 @@ class Checkpoint:
     stays. It goes away with the process, however that ends. Objects in stores have no locks.
     """
 
-    def __init__(self, url: str | os.PathLike[str], dataset: Dataset) -> None:
+    def __init__(self, url: str | os.PathLike[str], dataset: Dataset, *, was_used: bool = False) -> None:
         self.url, self._dataset = url, dataset
-        self.was_used = False  # so that it is only away for a moment if it cannot be read or written
+        self.was_used = was_used  # so that it is only away for a moment if it cannot be read or written
         self._lock = -1
         try:
             self.place = canonical_url(url)
@@ -335,9 +336,10 @@ class Checkpoint:
             if file < 0:
                 raise CheckpointError(f"the checkpoint {self.place} cannot be written: {error}") from error
             logger.warning("dshuffle: nothing keeps sessions apart, as %s cannot be locked: %s", self.place, error)
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
         self._lock = file
+        with contextlib.suppress(OSError):  # a full disk: the state itself will say so
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
 
     def release(self) -> None:
         """Leave the checkpoint to other sessions. Idempotent."""

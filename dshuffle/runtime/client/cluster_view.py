@@ -160,7 +160,7 @@ def keep_nannies(client: Client) -> None:
     """Let a local cluster keep the nannies of lost workers for longer than by Dask's default.
 
     A worker that imports PyTorch on a busy machine needs more than 15 s to come back. A value of the user stays, and so
-    does the default for an adaptive cluster, which starts another worker after this time.
+    does the default for an adaptive cluster, which starts another worker after this time. The setting stays.
     """
     cluster: Any = client.cluster
     if not isinstance(cluster, LocalCluster) or is_adaptive(client):

@@ -229,22 +229,22 @@ class SessionClient:
             if self.silence.leaving:
                 self.client.sync(self._check_alive, time.monotonic())
             else:
-                self.client.sync(self.say_why_now)
+                self.client.sync(self.say_why_now, tasks=True)
         except OSError as error:
             raise ClusterError(_is_gone(self.client, error)) from error
 
-    async def say_why_now(self) -> None:
-        """Log what tasks wait for."""
+    async def say_why_now(self, *, tasks: bool = False) -> None:
+        """Log what the session waits for, or what its tasks wait for alone."""
         try:
-            reason = await self._waiting()
+            reason = await self._waiting(tasks=tasks)
         except (OSError, DShuffleError):
             reason = "waiting for the scheduler, which does not answer"
         if reason:
             logger.warning("dshuffle: %s", reason)
 
-    async def _waiting(self, seconds: float = PATIENCE) -> str:
+    async def _waiting(self, seconds: float = PATIENCE, *, tasks: bool = False) -> str:
         scheduler: Any = self.client.scheduler
-        call = scheduler.dshuffle_waiting(session_id=self.session_id, tasks=True)
+        call = scheduler.dshuffle_waiting(session_id=self.session_id, tasks=tasks)
         return message_in(await within(seconds, call), str, "the scheduler")
 
     def close_soon(self) -> None:

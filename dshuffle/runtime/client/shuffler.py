@@ -723,7 +723,7 @@ async def _watch(watched: weakref.ref[Shuffler]) -> None:
             said = 0.0
         elif seconds >= 2 * said:
             said = seconds
-            await session.say_why_now()
+            await session.say_why_now(tasks=True)
         del session
         await asyncio.sleep(PATIENCE / 3)
 
@@ -858,7 +858,7 @@ class SessionWidget:
         in_notebook = getattr(shell, "kernel", None) is not None  # where output can be replaced
         self._display = importlib.import_module("IPython.display") if in_notebook else None
         self._handle: Any = self._display.display(display_id=True) if self._display else None
-        self._phase, self._written = "", 0.0  # of the last line of text
+        self._phase, self._details, self._written = "", "", 0.0  # of the last line of text
         self._stopped = threading.Event()
         self._update(shuffler)
         self._thread = threading.Thread(target=self._look, args=(seconds,), name="dshuffle-watch", daemon=True)
@@ -894,9 +894,9 @@ class SessionWidget:
             html = "" if self._display is None else session._repr_html_()
         if self._display is not None:
             self._handle.update(self._display.HTML(html))
-        elif phase != self._phase or time.monotonic() >= self._written + LINE_EVERY:
+        elif phase != self._phase or (details != self._details and time.monotonic() >= self._written + LINE_EVERY):
             print(phase, details, sep="", file=sys.stderr, flush=True)
-            self._phase, self._written = phase, time.monotonic()
+            self._phase, self._details, self._written = phase, details, time.monotonic()
 
 
 def _asked(shuffler: Shuffler) -> SessionSnapshot | str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from distributed import Scheduler
 from distributed.metrics import time
 from distributed.protocol.serialize import ToPickle, to_serialize
 
-from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
+from dshuffle.errors import ClusterError, DatasetChanged, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
 from dshuffle.planning.remainder import SampleDigest
 from dshuffle.runtime.messages import (
@@ -207,7 +208,12 @@ class Coordinator:
     async def training_times(self) -> list[TrainingTime]:
         """Time of training since the last commit, by rank. A rank whose worker is lost counts 0."""
         self.check()
-        return await asyncio.gather(*(self._from(rank, TrainingTime, "training") for rank in self.ranks))
+
+        async def of(rank: int) -> TrainingTime:  # once: the worker counts from 0 again
+            lost = rank in self.machine.unsettled
+            return TrainingTime() if lost else await self.ask(TrainingTime, "training", rank)
+
+        return await asyncio.gather(*map(of, self.ranks))
 
     async def trained_samples(self) -> TrainedSamples:
         """The current epoch, how many of its samples each rank has trained on, and the digest of all of these."""
@@ -502,7 +508,8 @@ class Coordinator:
     def _refused(self, order: PhaseOrder, address: str, error: DShuffleError) -> None:
         if order.name == "restore":
             logger.warning("dshuffle: a worker cannot take a lost rank: %s", error)
-            self.candidates.refused[address] = self._loop.time() + UNFIT_FOR
+            forever = isinstance(error, DatasetChanged)
+            self.candidates.refused[address] = math.inf if forever else self._loop.time() + UNFIT_FOR
         self.run(self.machine.refused, order, error)
 
     async def _tell(self, order: str, participant: int, **message: Any) -> None:

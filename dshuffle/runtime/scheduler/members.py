@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from distributed import Scheduler, Status
 from distributed.comm.addressing import get_address_host_port
 from distributed.protocol.pickle import dumps
@@ -20,6 +22,7 @@ from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import SERVER, ShuffleSpec, WorkerHistory, get_delivery
 from dshuffle.planning.exchange_epochs import Weights, as_weights
+from dshuffle.planning.shares import ShareBounds, bounded_weights
 from dshuffle.process_state import worker_process_runs
 from dshuffle.runtime.messages import MemberChanges, within
 from dshuffle.runtime.session_spec import (
@@ -271,7 +274,7 @@ def choose_members(
         ranks = _placed({rank: [where] for where, rank in carried.places.items() if where in ranks}, ranks)
         carried = dataclasses.replace(carried, places={where: rank for rank, where in enumerate(ranks)})
     training = [scheduler.workers[address] for address in ranks]
-    weights = _weights(order, training, carried)
+    weights = _weights(order, training, carried, plan)
     if carried is not None:
         plan = carried.onto(plan, ranks, weights)
     else:
@@ -298,7 +301,9 @@ def choose_members(
     )
 
 
-def _weights(order: SessionRequest, training: Sequence[WorkerState], carried: EarlierWorkers | None) -> Weights:
+def _weights(
+    order: SessionRequest, training: Sequence[WorkerState], carried: EarlierWorkers | None, plan: ShuffleSpec
+) -> Weights:
     addresses = [worker.address for worker in training]
     if order.weights is not None:
         return as_weights([order.weights[address] for address in addresses])
@@ -311,7 +316,16 @@ def _weights(order: SessionRequest, training: Sequence[WorkerState], carried: Ea
     for worker, own in zip(training, names, strict=True):
         if len(twice := [name for name in shares.names if name in own]) > 1:
             raise InvalidParameter.of("shares", ", ".join(twice), f"one number for the worker {worker.name}")
-    return shares.first(len(addresses), before, names)
+    weights = shares.first(len(addresses), before, names)
+    if carried is not None and shares.names:
+        try:
+            dataclasses.replace(plan, first_weights=weights)
+        except InvalidParameter as error:  # the numbers suited the workers that there were before
+            logger.warning("dshuffle: the shares are nearer to equal ones: %s", error)
+            choices = plan.choices
+            bounds = ShareBounds.of(choices.assignment, choices.cache_fraction, plan.n_samples, plan.n_workers)
+            return bounded_weights(np.array(weights, float), bounds)
+    return weights
 
 
 def _find_server(workers: list[WorkerState], server: str | None, *, may_be_lost: bool) -> WorkerState | None:
@@ -379,7 +393,10 @@ class Candidates:
         The cluster starts new ones, or one is starting or was refused, or a nanny may start the lost one again.
         """
         present = [worker for worker in self._scheduler.workers.values() if self._spec.choice.allows(worker)]
-        starts = any(each.status in (Status.init, Status.starting) or each.address in self.refused for each in present)
+        starts = any(
+            each.status in (Status.init, Status.starting) or self.refused.get(each.address, math.inf) < math.inf
+            for each in present
+        )
         if self._spec.settings.new_workers or starts:
             return True
         member = self.members.get(lost)

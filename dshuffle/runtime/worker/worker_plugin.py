@@ -69,6 +69,9 @@ class _Work(NamedTuple):
     task: asyncio.Task[None]
 
 
+MOST_CLOSED = 1000
+"""Closed sessions that a worker remembers. An order to open one may arrive late."""
+
 FREES = -1
 
 
@@ -267,6 +270,10 @@ class WorkerSessions(dict[str, WorkerSession]):
         cause = cause.data if isinstance(cause, ToPickle) else cause  # it is not sent if this is one process
         if self._has_later(session_id, number):
             return
+        while len(self._closed) >= MOST_CLOSED:
+            oldest = next(iter(self._closed))
+            del self._closed[oldest]
+            self.causes.pop(oldest, None)
         self._closed[session_id] = max(number, self._closed.get(session_id, number))
         if cause is not None:
             self.causes[session_id] = cause

@@ -54,14 +54,14 @@ def test_a_worker_that_closes_hands_over_in_the_middle_of_an_epoch(labelled, che
 @pytest.mark.parametrize("again", [False, True], ids=["then-advances", "then-maps-again"])
 def test_a_worker_that_retires_sends_its_rows_once(labelled, checked, again, within, monkeypatch, caplog):
     """The session that follows reads them: in the next epoch, or in the same one if a task needs the partition."""
-    asked, ask = [], Loader._ask_former
+    asked, retired, ask = [], [], Loader._rows
 
-    async def counted(self, attempt, former, rank, sample_ids):
-        if rank == 2:
-            asked.append(sample_ids)
-        return await ask(self, attempt, former, rank, sample_ids)
+    async def counted(self, attempt, source, here, operation, query):
+        if operation == "rows" and source.address in retired:
+            asked.append(query["sample_ids"])
+        return await ask(self, attempt, source, here, operation, query)
 
-    monkeypatch.setattr(Loader, "_ask_former", counted)
+    monkeypatch.setattr(Loader, "_rows", counted)
     with (
         LocalCluster(n_workers=3, processes=False, memory_limit=0, **OPTIONS) as cluster,
         Client(cluster) as client,
@@ -74,7 +74,8 @@ def test_a_worker_that_retires_sends_its_rows_once(labelled, checked, again, wit
             assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
             if numbers == [0, 1]:
                 cached = set(samples[2].tolist())
-                client.retire_workers([shuffler.addresses[2]])
+                retired.append(shuffler.addresses[2])
+                client.retire_workers(retired)
                 if again:
                     with pytest.raises(WorkerLost):
                         within(30, lambda epoch=epoch: client.gather(epoch.map(checked)))
