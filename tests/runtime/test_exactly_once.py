@@ -19,7 +19,7 @@ from ..conftest import written
 # Fractions Q are random here, also those that mix badly.
 pytestmark = pytest.mark.filterwarnings("ignore::dshuffle.errors.MixingWarning")
 
-DTYPES = ("?", "i1", "<u2", "<i4", "<f2", "<f4", "<f8", "<c16", "S5", "<U3", [("a", "<i2"), ("b", "<f8")])
+DTYPES = ("?", "i1", "<u2", "<i4", "<f2", "<f4", "<f8", "<c16", "S5", "<U3")
 SHAPES = ((), (1,), (3,), (17,), (2, 5), (3, 1, 2))
 
 
