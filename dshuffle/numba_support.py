@@ -51,27 +51,29 @@ class _CodeFiles(caching.NullCache):
     def __init__(self, name: str, stamp: str) -> None:
         self._name, self._stamp = name, stamp
 
-    def path(self, sig: Any) -> Path:
-        """The file for a signature."""
-        return _folder() / f"{self._name}-{_digest(self._stamp, sig)}"
-
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load the code of a signature; None if there is none."""
         target_context.refresh()
-        try:
-            return compiler.CompileResult._rebuild(target_context, *pickle.loads(self.path(sig).read_bytes()))
-        except Exception:  # a file that was cut short can raise any
-            return None
+        for path in self.paths(sig):
+            with contextlib.suppress(Exception):  # it is missing, or was cut short, which can raise any error
+                return compiler.CompileResult._rebuild(target_context, *pickle.loads(path.read_bytes()))
+        return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save code. Where it cannot be saved, each process compiles for itself."""
-        try:
-            replace_file(str(self.path(sig)), serialize.dumps(data._reduce()), 0o644)
-        except OSError as error:
-            _warn(
-                f"compiled kernels cannot be kept in {_folder()} ({error.strerror or error}), so every process "
-                "compiles them for itself. Set NUMBA_CACHE_DIR to a folder that can be written"
-            )
+        for path in self.paths(sig):
+            try:
+                return replace_file(str(path), serialize.dumps(data._reduce()), 0o644)
+            except OSError as error:
+                reason = error.strerror or str(error)
+        _warn(
+            f"compiled kernels cannot be kept in {path.parent} ({reason}), so every process compiles them for itself. "
+            "Set NUMBA_CACHE_DIR to a folder that can be written"
+        )
+
+    def paths(self, sig: Any) -> list[Path]:
+        """Where the code of a signature may be."""
+        return [folder / f"{self._name}-{_digest(self._stamp, sig)}" for folder in _folders()]
 
 
 def _digest(*parts: object) -> str:
@@ -79,15 +81,17 @@ def _digest(*parts: object) -> str:
 
 
 @functools.cache
-def _folder() -> Path:
-    """The folder of machine code: beside the package, or the user's own if there is none and none can be made."""
+def _folders() -> list[Path]:
+    """Folders of machine code: the first that can be written gets more of it."""
     machine = cpu_target.target_context.codegen().magic_tuple()
     name = f"kernels-{numba.__version__}-{machine[1]}-{_digest(sys.version, machine)}"
-    package = Path(__file__).parent
-    beside = package / "__pycache__" / name
     if chosen := numba.config.CACHE_DIR:  # type: ignore[attr-defined]
-        return Path(chosen, "dshuffle", name)
-    return beside if os.access(package, os.W_OK) or beside.exists() else cache_folder() / name
+        return [Path(chosen, "dshuffle", name)]
+    folders = [Path(__file__).parent / "__pycache__" / name]
+    if not os.access(Path(__file__).parent, os.W_OK):
+        with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home directory
+            folders.append(cache_folder() / name)
+    return folders
 
 
 def _compiled_once(compile_: Callable[[Any], Any], files: _CodeFiles, signature: Any) -> Any:
@@ -95,11 +99,14 @@ def _compiled_once(compile_: Callable[[Any], Any], files: _CodeFiles, signature:
     global _compiling
     signature = sigutils.normalize_signature(signature)[0]
     with compiler_lock.global_compiler_lock, contextlib.ExitStack() as opened:
-        if _compiling or files.path(signature).exists():  # kernels that are called share the turn
+        if _compiling or any(
+            path.exists() for path in files.paths(signature)
+        ):  # kernels that are called share the turn
             return compile_(signature)
         try:
-            _folder().mkdir(exist_ok=True, parents=True)
-            file = opened.enter_context((_folder() / "lock").open("wb"))
+            folder = _folders()[-1]
+            folder.mkdir(exist_ok=True, parents=True)
+            file = opened.enter_context((folder / "lock").open("wb"))
             lock_file(file.fileno(), PATIENCE)
         except OSError as error:
             _warn(f"this process compiles kernels without waiting for others ({error})")

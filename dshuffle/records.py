@@ -46,16 +46,16 @@ def joined(values: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(chain(*values))
 
 
-def _measure(unit: str, combine: Callable[[Iterable[Any]], Any], default: Any = 0, phase: str = "") -> Any:
-    return dataclasses.field(default=default, metadata={"unit": unit, "combine": combine, "phase": phase})
+def _measure(unit: str, combine: Callable[[Iterable[Any]], Any], default: Any = 0) -> Any:
+    return dataclasses.field(default=default, metadata={"unit": unit, "combine": combine})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
     """What one member of a session measured of an exchange, or what all of them measured together.
 
-    Each field has in its metadata the unit, how the values of all members are combined, and the phase of the exchange
-    whose seconds it has, if any. Adding a figure means adding a field here and setting it where it is measured.
+    Each field has in its metadata the unit, and how the values of all members are combined. Adding a figure means
+    adding a field here and setting it where it is measured.
 
     Parameters
     ----------
@@ -107,12 +107,12 @@ class Measures:
     store_bytes: int = _measure("bytes", sum)
     store_delivered_bytes: int = _measure("bytes", sum)
     store_retries: int = _measure("requests", sum)
-    plan_seconds: float = _measure("seconds", max, 0.0, "plan")
-    gather_seconds: float = _measure("seconds", max, 0.0, "gather or encode")
-    transfer_seconds: float = _measure("seconds", max, 0.0, "transfer")
-    scatter_seconds: float = _measure("seconds", max, 0.0, "scatter or decode")
-    store_seconds: float = _measure("seconds", max, 0.0, "store")
-    commit_seconds: float = _measure("seconds", max, 0.0, "commit")
+    plan_seconds: float = _measure("seconds", max, 0.0)
+    gather_seconds: float = _measure("seconds", max, 0.0)
+    transfer_seconds: float = _measure("seconds", max, 0.0)
+    scatter_seconds: float = _measure("seconds", max, 0.0)
+    store_seconds: float = _measure("seconds", max, 0.0)
+    commit_seconds: float = _measure("seconds", max, 0.0)
     encode_seconds: float = _measure("seconds", max, 0.0)
     decode_seconds: float = _measure("seconds", max, 0.0)
     watched_seconds: float = _measure("seconds", max, 0.0)
@@ -152,12 +152,6 @@ class Measures:
         """What :meth:`to_dict` wrote, after it has travelled as JSON or between processes."""
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         return cls(**values)
-
-
-PHASES: dict[str, str] = {
-    entry.metadata["phase"]: entry.name for entry in dataclasses.fields(Measures) if entry.metadata["phase"]
-}
-"""Name of each phase of an exchange -> the field of :class:`Measures` that has its seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -8,9 +8,8 @@ compares the variances of the final loss and accuracy, on the training samples a
 a 95 % bootstrap interval, and a Brown-Forsythe test. It prints a table with nulls beside effects, and writes
 variances.csv, runs.csv (every run with its seed) and variances.html.
 
-Runs are simulated in virtual time. They give bit for bit the results of `fit_parameter_server` with `speeds=` on a
-cluster. The settings are softmax regression, 12 workers, mini-batches of 120 / 12, 10 epochs, and geometric speeds from
-1 to 1 / ratio. The data have 2,400 training samples in 10 classes:
+Runs are simulated in virtual time. The settings are softmax regression, 12 workers, mini-batches of 120 / 12, 10
+epochs, and geometric speeds from 1 to 1 / ratio. The data have 2,400 training samples in 10 classes:
 
     classes         each class is one tight Gaussian in 2 dimensions
     hidden strata   each class is two of 20 tight Gaussians in 3 dimensions; samples are in random order

@@ -7,10 +7,10 @@ with batch norm, is trained with local shuffling, with partial exchange of a gro
 shuffles that fetch samples from peers or from storage. The table shows the fraction of wrong labels on held-out
 samples, beside that of the most frequent label, and mean seconds of an epoch:
 
-    I/O               gathering mini-batches and waiting for storage
+    I/O               waiting for storage
     EXCHANGE          waiting for samples from other workers
-    FW+BW             forward and backward passes
-    GE+WU             averaging gradients and updating weights
+    FW+BW             gathering mini-batches, forward and backward passes
+    GE+WU             waiting for the averages of gradients
     hidden exchange   exchange that overlaps with training and costs only processor time
 
 With --torch the network is a PyTorch network. Without it, the network uses NumPy and one worker averages the gradients.

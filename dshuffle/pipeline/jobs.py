@@ -449,6 +449,8 @@ async def slurm_ending(number: str) -> str:
     """How a job has ended, with the last lines of its log. Raises :class:`OSError` if that is unknown."""
     shown = await _output("scontrol", "--oneliner", "show", "job", number)
     fields = dict(re.findall(r"(\S+?)=(.*?)(?=\s+[\w/:]+=|\s*$)", shown))
+    if not (user := fields.get("UserId", "")).endswith(f"({os.getuid()})"):
+        raise OSError(f"scontrol: job {number} belongs to {user}")  # a job on another cluster may have the same number
     words = f"{fields.get('JobState', '')}, exit code {fields.get('ExitCode', '')}, on {fields.get('NodeList', '')}"
     log = Path(re.sub("%[jJA]", number, fields.get("StdErr", "")))  # Slurm 22 shows patterns of sbatch
     try:

@@ -111,7 +111,7 @@ class TrainedWay:
         for name, number in (self.value if isinstance(self.value, Mapping) else last).items():
             with contextlib.suppress(TypeError, ValueError, RuntimeError):
                 numbers[str(name)] = float(number)
-        return numbers
+        return numbers or dict(last)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -536,5 +536,5 @@ def _only_load(partition: Partition, fit: Callable[..., Any]) -> None:
 def _command() -> str:
     program, *arguments = sys.argv
     path = Path(program)
-    own = "dshuffle" in (path.name, path.parent.name)  # the command, or python -m dshuffle
+    own = path.name == "dshuffle" or (path.parent.name, path.name) == ("dshuffle", "__main__.py")
     return hide_secrets(shlex.join(["dshuffle", *arguments] if own else ["python", program, *arguments]))

@@ -135,7 +135,7 @@ class Training:
         if (held_out := self.held_out) is None:
             return self, dataset
         train, test = held_out.split(dataset, seed)
-        options = {name: test if value is held_out else value for name, value in self.options.items()}
+        options = {name: test if isinstance(value, HeldOut) else value for name, value in self.options.items()}
         return Training(self.fit, self.epochs, **options), train
 
     @property

@@ -647,19 +647,17 @@ class Bill(NamedTuple):
 
     load: float  # Loading the samples of the first epoch from the store.
     epoch: float  # Any later epoch, on average.
-    run: float | None  # All epochs; None if their number is unknown.
 
     @classmethod
-    def of(cls, egress_price: float, prediction: Prediction, cluster: ClusterRates, epochs: int | None = None) -> Self:
+    def of(cls, egress_price: float, prediction: Prediction, cluster: ClusterRates) -> Self:
         """The bill of a job, from the price of a gigabyte (1e9 bytes) that leaves the store or the server."""
         # What a server reads is not in it, nor what is read again after a fault.
         price = as_number("egress_price", egress_price, 0.0) / 1e9
         choices, exchange = prediction.work.choices, price * (prediction.server_egress + prediction.storage_bytes)
         load = price * float(first_load(prediction.work, cluster).read.sum())
-        run = None if epochs is None else load + exchange * len(choices.exchange_epochs.after(0, epochs - 1))
-        return cls(load, exchange / choices.every, run)
+        return cls(load, exchange / choices.every)
 
-    def to_dict(self) -> dict[str, float | None]:
+    def to_dict(self) -> dict[str, float]:
         """The amounts by name, as JSON can hold them."""
         return {f"price_of_{name}": value for name, value in self._asdict().items()}
 

@@ -278,6 +278,9 @@ class ShuffleSpec:
             choices.sharding.check(self.n_samples, self.n_workers)
         elif choices.sharding not in SHARDINGS:
             raise InvalidParameter.of("sharding", choices.sharding, f"one of {sorted(SHARDINGS)}")
+        order = None if choices.balance is None else choices.balance.order
+        if order is not None and len(order) != self.n_samples:
+            raise InvalidParameter.of(f"len(balance {str(choices.balance)!r})", len(order), str(self.n_samples))
         if weights:
             least, n_units = rule.least_share(self.n_samples, self.n_workers), self.n_samples // self.chunk_rows
             as_integer("n_samples", n_units, self.n_workers, "Unequal shares need a whole chunk for each worker.")

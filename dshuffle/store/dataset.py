@@ -441,8 +441,7 @@ def open_dataset(
     arrays
         Names of arrays, or their paths below the group, such as ``"obsm/X_pca"``. By default all arrays directly below
         the group that have the sample dimension. Others (coordinates of other dimensions, scalars, strings) are left
-        out; :attr:`Dataset.skipped` says why. From an AnnData store, the arrays in ``obs``, ``obsm`` and ``layers`` are
-        taken as well.
+        out; :attr:`Dataset.skipped` says why.
     sample_dim
         Name of the sample dimension (``dimension_names``, or ``_ARRAY_DIMENSIONS`` as xarray writes it), or its number.
         By default the first dimension of the largest array. It may be any axis of an array.
@@ -549,6 +548,7 @@ def open_stored(opening: Opening, view: View | None = None, decoding: Decoding |
     sources = {
         name: StoredArray.of(url, name, array, axis=chosen.axes[name], encoding=encodings[name])
         for name, array in chosen.arrays.items()
+        if name in encodings  # else it was added after the client opened the dataset
     }
     return Dataset(
         url=url,

@@ -213,14 +213,20 @@ def _of_zarr(url: str) -> Sources:
     return {name: read_array(dataset, name) for name in dataset.arrays}
 
 
-def files_below(folder: Path, hidden: str, key: Callable[[str], Any]) -> list[Path]:
-    """The files at any depth, in the order of the names of their folders and their own.
+def files_below(folder: Path, hidden: str, key: Callable[[str], Any], above: tuple[Path, ...] = ()) -> list[Path]:
+    """The files at any depth, folder by folder, in the order of their names.
 
-    Names that begin with a character of ``hidden`` are left out, and links to folders are not followed.
+    Names that begin with a character of ``hidden`` are left out. Links to folders are followed, except those that lead
+    back to a folder above.
     """
-    below = {path.relative_to(folder).parts: path for path in folder.rglob("*") if path.is_file()}
-    seen = [parts for parts in below if not any(part[0] in hidden for part in parts)]
-    return [below[parts] for parts in sorted(seen, key=lambda parts: [key(part) for part in parts])]
+    if (real := folder.resolve()) in above:
+        return []
+    files: list[Path] = []
+    for path in sorted(
+        (path for path in folder.iterdir() if path.name[0] not in hidden), key=lambda path: key(path.name)
+    ):
+        files += files_below(path, hidden, key, (*above, real)) if path.is_dir() else [path]
+    return files
 
 
 def complete(label: str, values: Values) -> Values:
@@ -288,9 +294,15 @@ def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> Sources:
 
     def column(name: str) -> RowSource:
         label, kind = f"{paths[0]}: column {name!r}", schema.field(name).type
-        for path, (_, other) in opened.items():
-            if name not in other.names or other.field(name).type != kind:
-                raise InvalidParameter.because(f"{path}: column {name!r}", f"its type is not {kind} as in {paths[0]}")
+        for path, (metadata, other) in opened.items():
+            here = f"{path}: column {name!r}"
+            if name not in other.names:
+                raise InvalidParameter.because(here, f"it is missing, and {paths[0]} has it")
+            if other.field(name).type != kind:
+                reason = f"its type is {other.field(name).type}, but {kind} in {paths[0]}"
+                raise InvalidParameter.because(here, reason, "All files must have the same types.")
+            if _has_nulls(metadata, name):  # before an earlier dataset is replaced
+                raise _missing(here)
 
         def blocks(rows: int) -> Blocks:
             for path, (metadata, _) in opened.items():
@@ -310,6 +322,15 @@ def _of_parquet(paths: Sequence[str], chosen: set[str] | None) -> Sources:
         return stream(", ".join(paths), (n_rows, *sample.shape[1:]), sample.dtype, alike)
 
     return each(distinct([name for name in schema.names if chosen is None or name in chosen]), column)
+
+
+def _has_nulls(metadata: Any, name: str) -> bool:
+    """Whether the footer of a file says so. It counts the items of lists, of which the empty ones would count, too."""
+    names, column = metadata.schema.names, metadata.schema.column
+    if name not in names or column(index := names.index(name)).path != name:
+        return False
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return any(known and known.null_count for known in (group.column(index).statistics for group in groups))
 
 
 def arrow_table(data: Any) -> dict[str, Values]:

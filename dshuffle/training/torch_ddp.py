@@ -369,10 +369,13 @@ class Process:
 
     def state(self) -> Any:
         """Copy the state of model and optimizer."""
-        return copy.deepcopy((self.model.module.state_dict(), self.optimizer.state_dict()))
+        kind = type(self.optimizer).__name__
+        return copy.deepcopy((self.model.module.state_dict(), self.optimizer.state_dict(), kind))
 
     def load(self, state: tuple[Any, ...]) -> None:
         """Load a state of model and optimizer."""
+        if (kind := type(self.optimizer).__name__) != state[2]:
+            raise InvalidParameter.of("make_optimizer", kind, f"a function that returns {state[2]}, as before")
         self.model.module.load_state_dict(state[0])
         # An optimizer takes tensors as they are, and would train on those that another restart needs.
         self.optimizer.load_state_dict(copy.deepcopy(state[1]))

@@ -42,7 +42,7 @@ def test_a_session_is_watched_until_it_is_closed(threads, tmp_path, shown, event
             threads.gather(epoch.map(len))
         eventually(lambda: "now</th><td>epoch 2, idle" in shown[-1])
         assert f"<td>{600 // shuffler.n_workers}</td>" in shown[-1]
-        assert "received by, from" in shown[-1]
+        assert "exchange" in shown[-1]
         assert repr(widget).startswith("<SessionWidget watches <Shuffler ")
     eventually(lambda: "closed Shuffler" in shown[-1])
     eventually(lambda: repr(widget).startswith("<SessionWidget stopped "))

@@ -132,7 +132,7 @@ def test_resources_choose_the_members(cluster_of, small):
                 for epoch in epochs:
                     parts = client.gather(epoch.map(lambda partition: partition["y"].copy()))
                     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
-            with serving(first, np.zeros(4), 1.0, np.inf, None) as server:
+            with serving(first, np.zeros(4), 1.0, np.inf) as server:
                 place = [server._address]
                 assert names_of(client, place) <= {"a", "c"}
         with pytest.raises(ClusterError, match=r'none of the 4 workers has the resources GPU=2: a \(tcp:.* "GPU=2"'):

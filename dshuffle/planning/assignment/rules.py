@@ -351,6 +351,8 @@ def first_blocks(
 
 def first_ranks(sharding: str, n_samples: int, n_workers: int, *, seed: int, chunk_rows: int = 1) -> Ranks:
     """Make the assignment of epoch 0, which gives out whole chunks, or single samples."""
+    if sharding not in SHARDINGS:
+        raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}")
     if (blocks := first_blocks(sharding, n_samples, n_workers, seed, chunk_rows)) is not None:
         return blocks.all_ranks()
     turns = np.arange(-(-n_samples // chunk_rows)) % n_workers

@@ -117,9 +117,8 @@ class Shuffler:
         once per epoch. Give only the ranks of a sharding to ignore its broadcast samples.
     balance
         Name of an array of labels, one integer per sample. In every epoch, including the first, each worker trains on
-        the same number of samples of each class, or one more. Works with ``"global"``, ``"partial:Q"`` (all workers
-        still exchange the same number of samples) and ``"local"``. The sharding ``"random"`` is then drawn with this
-        balance; any other sharding must have it, as ``"stratified:y"`` does.
+        the same number of samples of each class, or one more. Works with ``"global"`` and ``"local"``, and with the
+        shardings ``"random"``, which is then drawn with this balance, and ``"stratified:y"`` of the same labels.
     every
         K: only the epochs K, 2 K, ... have an exchange. In the epochs between, each worker trains on the samples
         that it has. So an epoch moves a K-th of the bytes on average. See docs/strategies.md.
