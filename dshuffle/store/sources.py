@@ -415,7 +415,7 @@ class ImageFolder:
         if not root.is_dir():
             raise DatasetNotFound(f"{root} is not a folder")
         classes = [path for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "."]
-        found = {path: files_below(path, ".", str) for path in classes}
+        found = {path: files_below(path, ".", str, (root.resolve(),)) for path in classes}
         images = {path.name: [file for file in found[path] if file.suffix.lower() in SUFFIXES] for path in found}
         if not all(images.values()) or not images:
             kinds = f"a folder with a folder of images ({', '.join(SUFFIXES)}) for each class"
