@@ -399,7 +399,7 @@ def check_converging(name: str, epoch: int, *parameters: ArrayLike) -> None:
 def check_name(parameter: str, name: str, arrays: Iterable[str]) -> None:
     """Check that an array exists."""
     if name not in (names := sorted(arrays)):
-        hint = f"Choose another one with {parameter} (--{parameter} on the command line)."
+        hint = f"Choose another one with {parameter}."
         raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(names)}", hint)
 
 
