@@ -41,8 +41,8 @@ def test_a_large_epoch_is_planned_in_half_a_second():
 
 
 @pytest.mark.slow
-def test_digests_take_a_hundredth_of_planning():
-    assert load("promises").digest_fraction(10**7) < 0.01
+def test_digests_take_little_of_planning():
+    assert load("promises").digest_fraction(10**7) < 0.03
 
 
 @pytest.mark.slow

@@ -420,7 +420,7 @@ def train(
         partition.mark_trained()
         saved = io.BytesIO()
         if fetched and group.rank == 0:
-            torch.save(process.beginnings[epoch + 1][: 1 + kept], saved)
+            torch.save(process.beginnings[epoch + 1][: 3 if kept else 1], saved)
         model.eval()
         error = 0.0
         with torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -300,3 +301,16 @@ def test_integers_stay_integers(torch, ddp, processes, tmp_path):
         pytest.raises(RuntimeError, match=r"'x' has torch.int64, 'y' has torch.int64"),
     ):
         ddp.fit_torch_ddp(shuffler, lambda: torch.nn.Linear(1, 1), make_optimizer, **options)
+
+
+def test_another_kind_of_optimizer_is_refused(ddp):
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(2, 1)
+    first, other = (
+        SimpleNamespace(model=SimpleNamespace(module=layer), optimizer=kind(layer.parameters()))
+        for kind in (torch.optim.SGD, torch.optim.Adam)
+    )
+    state = ddp.Process.state(first)
+    ddp.Process.load(first, state)
+    with pytest.raises(InvalidParameter, match=r"make_optimizer='Adam'.*a function that returns SGD"):
+        ddp.Process.load(other, state)
