@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,6 @@ def html_from(template: str, **values: Any) -> str:
     return str(_template(template).render(values))
 
 
-def html_summary(
-    title: str,
-    facts: Mapping[str, object],
-    headings: Sequence[str] = (),
-    rows: Iterable[Sequence[object]] = (),
-) -> str:
-    """Return a heading, the facts as a list of names and values, and a table where there are headings."""
-    return html_from("summary", title=title, facts=facts, headings=headings, rows=rows)
+def html_summary(title: str, facts: Mapping[str, object]) -> str:
+    """Return a heading, and the facts as a list of names and values."""
+    return html_from("summary", title=title, facts=facts)

@@ -14,7 +14,7 @@ from dshuffle.training import History, fit_linear_regression
 
 
 def test_html_is_escaped():
-    assert "<script>" not in html_summary("<script>", {"<script>": "<script>"}, ["<script>"], [["<script>"]])
+    assert "<script>" not in html_summary("<script>", {"<script>": "<script>"})
 
 
 @pytest.mark.slow

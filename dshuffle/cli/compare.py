@@ -180,7 +180,7 @@ def compare(
         # An order between exchanges is that of the strategies that have epochs between them.
         every, between = named.get("every", [1]), {name: named[name][0] for name in ("between",) if name in named}
         exchanged = [Choices(every=k, **(between if k != 1 or len(every) == 1 else {})).exchange_epochs for k in every]
-        if (longest := max(one.every for one in exchanged)) >= epochs:
+        if (longest := max(exchanges.every for exchanges in exchanged)) >= epochs:
             text = f"--choice every={longest} needs --epochs {longest + 1} or more, to have an exchange."
             raise click.UsageError(text)
         ways = product_of_ways(

@@ -5,14 +5,13 @@ from dshuffle.compare.comparison import Way, default_ways, product_of_ways
 from dshuffle.compare.pairs import HeldOut, falling, regression_in_pairs, run_in_pairs, stable_step
 from dshuffle.compare.simulated import SimulatedCluster
 from dshuffle.kernels import compile_kernels
-from dshuffle.noninferiority import Margin, PairedOutcome, PairedRuns, PairedTest
+from dshuffle.noninferiority import PairedOutcome, PairedRuns, PairedTest
 from dshuffle.runtime.client.cluster_view import count_training_workers
 
 __all__ = [
     "AS_THEY_ARE",
     "EmulatedRates",
     "HeldOut",
-    "Margin",
     "PairedOutcome",
     "PairedRuns",
     "PairedTest",

@@ -67,9 +67,9 @@ class EmulatedRates:
     @classmethod
     def of(cls, client: Client) -> EmulatedRates:
         """What the workers of a cluster emulate, by their configuration; the slowest if they differ."""
-        found = client.run(_configured, on_error="ignore").values()
+        configured = client.run(_configured, on_error="ignore").values()
         links, store = (
-            min((parse_rate(key, rates[place]) for rates in found if rates and rates[place]), default=None)
+            min((parse_rate(key, rates[place]) for rates in configured if rates and rates[place]), default=None)
             for place, key in enumerate(KEYS)
         )
         return cls(links, store and store * count_training_workers(client))

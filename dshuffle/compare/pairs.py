@@ -372,9 +372,9 @@ def stable_step(dataset: Dataset, *, features: str = "x", target: str = "y", bat
     With the mean gradient of a batch of B rows, R² is replaced by ``R² / B + (1 - 1 / B) L``, where L is the largest
     eigenvalue of ``E[x xᵀ]``: the step grows with the batch as long as its rows are rarely alike.
 
-    With steps below 2 / R² the mean squared error of the weights does not grow. The expectations are over all rows. Of
-    a dataset with more than 32 MiB, or with so many features that this would take long, they are over rows at 1,000
-    evenly spaced places. Rows of norm 1 have the step 1.
+    With steps below 2 / R² the mean squared error of the weights does not grow. The expectations are over all rows. If
+    the dataset has more than 32 MiB or very many features, they are over rows at 1,000 evenly spaced places. Rows of
+    norm 1 have the step 1.
 
     Raises
     ------

@@ -60,7 +60,7 @@ class JobQueue:
         return future
 
     async def close(self) -> None:
-        """Fail all jobs that have not started, and all that come. Returns when those that run have ended."""
+        """Fail the jobs that have not started, and later ones. Return when the running jobs have ended."""
         self._closed = True
         self._fail_all()
         while self._idle < self._n_threads:

@@ -187,7 +187,7 @@ class PartitionOnDisk:
 
 
 def _room_for(directory: str, label: KeptLabel) -> tuple[PartitionFolder, BinaryIO]:
-    """The folder and the file of a partition to keep. If the disk is full, those of earlier sessions are removed."""
+    """Make the folder and the file of a kept partition. On a full disk, partitions of earlier sessions are removed."""
     deadline = time.monotonic() + ROOM_WITHIN
     while True:
         folder: PartitionFolder | None = None
@@ -230,15 +230,15 @@ class KeptPartition:
             on_error.pop_all()
 
     def read(self, sample_ids: NDArray[np.int64]) -> tuple[ByteMatrix, Checksums]:
-        """Read rows of samples. Those that are not there, or are damaged, have a checksum that is certainly wrong."""
+        """Read rows of samples. A row that is missing or damaged gets a wrong checksum."""
         rows, checksums = self._layout.empty(len(sample_ids)), np.zeros(len(sample_ids), np.uint32)
         positions = sorted_positions(self._index.sample_ids, sample_ids)
         if len(self._index.sample_ids):
             slots, checksums = self._index.slots[positions], self._checksums[positions]
             self._file.will_need(slots)
             self._file.read(slots, rows)
-        found = checksum_rows(rows, sample_ids)
-        return rows, np.where((positions >= 0) & (found == checksums), found, ~found)
+        computed = checksum_rows(rows, sample_ids)
+        return rows, np.where((positions >= 0) & (computed == checksums), computed, ~computed)
 
     def close(self) -> None:
         """Let other sessions remove the partition."""
@@ -256,8 +256,11 @@ class KeptFolder:
     @classmethod
     def all_in(cls, directory: str, dataset: str) -> list[Self]:
         """The partitions of a dataset that have rows and that nobody fills. Whatever else is there is ignored."""
-        kept = [cls(name, label) for name, label in _labels(directory) if label is not None]
-        return [one for one in kept if one.label.dataset == dataset and one.label.epoch >= 0]
+        return [
+            cls(name, label)
+            for name, label in _labels(directory)
+            if label is not None and label.dataset == dataset and label.epoch >= 0
+        ]
 
 
 def remove_unused(directory: str, label: KeptLabel, *, of_session: bool = False) -> int:

@@ -95,11 +95,11 @@ def flows_of_hops(
     first = np.cumsum(counts) - counts
     of = np.repeat(np.arange(len(starts)), counts)  # the participant and group of each message
     bounds = np.append(starts[of] + (np.arange(len(of)) - first[of]) * lengths[of] // counts[of], len(order))
-    others, gates_of = places[0][starts][of], gates[order[starts]][of].astype(np.int64)
+    owners, message_gates = places[0][starts][of], gates[order[starts]][of].astype(np.int64)
     flows = {}
-    for participant in np.unique(others).tolist():
-        begin, end = np.searchsorted(others, [participant, participant + 1])
-        flows[participant] = Flow(bounds[begin : end + 1], gates_of[begin:end])
+    for participant in np.unique(owners).tolist():
+        first_message, end = np.searchsorted(owners, [participant, participant + 1])
+        flows[participant] = Flow(bounds[first_message : end + 1], message_gates[first_message:end])
     return order, flows
 
 

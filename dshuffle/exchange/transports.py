@@ -31,9 +31,9 @@ RowSource = Callable[[int, int, ByteMatrix, Checksums], None]
 """Copies items ``first`` to ``last - 1`` of a sender into buffers: rows of a partition, or packets of the server."""
 
 Bring = Callable[..., Awaitable[None]]
-"""Brings samples into slots, unless ``stop`` returns true: those that are not ``done``, which it notes there.
+"""Brings samples into slots until ``stop`` returns true. It skips samples marked in ``done``, and marks others there.
 
-Its arguments are those of :meth:`ArrivingRows.load`. It ``recovers`` rows if a sender was to deliver them, and cannot.
+The arguments are those of :meth:`ArrivingRows.load`. ``recovers`` says that a sender could not deliver the rows.
 """
 
 
@@ -56,7 +56,7 @@ class ArrivingRows:
 
     @property
     def n_loading(self) -> int:
-        """Rows that have come so far of those that are being loaded."""
+        """Number of rows that have been loaded so far."""
         return sum(int(np.count_nonzero(done)) for done in self._brought.values())
 
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
@@ -64,7 +64,7 @@ class ArrivingRows:
         self._cache.unpack(self._sample_ids[first:last], self._slots[first:last], rows, checksums)
 
     async def load(self, first: int, last: int, stop: Stop, *, recovers: bool) -> None:
-        """Bring rows into their slots; those that an earlier attempt has brought stay there."""
+        """Bring rows into their slots. Rows that an earlier attempt has brought stay there."""
         done = self._brought.setdefault(first, np.zeros(last - first, np.bool_))
         await self._bring(self._sample_ids[first:last], self._slots[first:last], stop, done=done, recovers=recovers)
         del self._brought[first]

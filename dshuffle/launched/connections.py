@@ -142,8 +142,8 @@ def place_of(
     launcher = _launcher(variables)
     if rank is None and world_size is None:
         if launcher is not None:
-            given: Any = [variables.get(name, "") for name in (launcher.rank, launcher.world_size)]
-            rank, world_size = (int(text) if text.isdecimal() else text for text in given)
+            texts: Any = [variables.get(name, "") for name in (launcher.rank, launcher.world_size)]
+            rank, world_size = (int(text) if text.isdecimal() else text for text in texts)
         elif multiprocessing.parent_process() is not None:
             hint = "Give rank=, world_size= and a free port= to all processes; rank=0, world_size=1 if it is alone."
             raise InvalidParameter.because("rank", "multiprocessing has started this process without one", hint)
@@ -251,7 +251,7 @@ def hosts_of(place: Place) -> tuple[str, str]:
     if is_loopback(own):
         raise ClusterError(
             f"rank {place.rank} finds no address at which other hosts reach it: its own name leads to {own}, and "
-            "it has no route to another network. Give address=, an address of rank 0 on their network, on all ranks",
+            "it has no route to another network. Give all ranks address=, an address of rank 0 that others reach",
             transient=False,
         )
     return own, own if is_loopback(rank_0) else rank_0

@@ -410,14 +410,14 @@ def train(
         if not any(result.records for result in results):
             logger.warning("dshuffle: all epochs were done before, as the checkpoint says. No report is written.")
             return PipelineResult(tuple(results), None)
-        found = []
+        compared = []
         for way, result in zip(pipeline.ways, results, strict=True):
             own = {name: pairs[way.label] for name, pairs in tested.items() if way.label in pairs}
-            found.append(result_of(way, way.dataset(dataset), result.records, result.points, measured, own))
+            compared.append(result_of(way, way.dataset(dataset), result.records, result.points, measured, own))
         comparison = comparison_of(
             client,
             dataset,
-            found,
+            compared,
             settings=training.facts,
             command=_command(),
             error_meaning=training.error_meaning,

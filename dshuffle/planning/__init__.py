@@ -16,20 +16,18 @@ from dshuffle.planning.assignment.balance import Classes
 from dshuffle.planning.assignment.rules import SHARDINGS, GivenSharding, first_ranks
 from dshuffle.planning.assignment.slots import NEW, WorkerHistory
 from dshuffle.planning.caching import CACHINGS
-from dshuffle.planning.delivery import AUTO, DELIVERIES, AutoDelivery, Delivery, get_delivery
+from dshuffle.planning.delivery import DELIVERIES, AutoDelivery, Delivery, get_delivery
 from dshuffle.planning.delivery.relay import RELAYS
 from dshuffle.planning.epoch_plan import SERVER, STORE, EpochPlan, Packets, WorkerPart, name_of
-from dshuffle.planning.exchange_epochs import BETWEEN, ExchangeEpochs, row_permutation
+from dshuffle.planning.exchange_epochs import ExchangeEpochs, row_permutation
 from dshuffle.planning.planner import Choices, EpochPlanner, ShuffleSpec
 from dshuffle.planning.remainder import Remainder
 from dshuffle.planning.types import holders_of
 
 __all__ = [
-    "AUTO",
     "Aligned",
     "Assignment",
     "AutoDelivery",
-    "BETWEEN",
     "CACHINGS",
     "Choices",
     "Chunks",

@@ -59,8 +59,8 @@ def shuffling_error(n_samples: int, n_workers: int, fraction: float) -> Distance
     keeps. The other one uses the mean and the variance of the number of samples that all workers keep: for means that
     differ by d and variances v and w, the distance is at least ``d**2 / (d**2 + 2 * (v + w))``.
 
-    The rounds are those of the paper. :class:`dshuffle.planning.Partial` draws other permutations, so this is not the
-    distance of its exchanges.
+    The rounds are those of the paper. The exchanges of :class:`dshuffle.planning.Partial` have another distance,
+    because it draws other permutations.
 
     References
     ----------
@@ -71,7 +71,7 @@ def shuffling_error(n_samples: int, n_workers: int, fraction: float) -> Distance
     rounds = Partial(fraction).n_exchanged(n_samples, n_workers)
     shares = [(n_samples + n_workers - 1 - rank) // n_workers for rank in range(n_workers)]
     if rounds == 0:
-        # A single partition is left of all those that a uniform draw may give.
+        # Only one partition can result. A uniform draw could give any.
         logarithm = math.fsum(map(log_factorial, shares)) - log_factorial(n_samples)
         return Distance(max(0.0, -math.expm1(logarithm)), exact=True)
     first = _distance_of_first(shares, rounds)
